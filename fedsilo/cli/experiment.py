@@ -116,7 +116,7 @@ def run(
 ) -> None:
     """Tune where the file says so, and carry out the cells that have no result yet; what was finished stays."""
     from fedsilo.experiment.design import cell_named, read_experiment, require_files
-    from fedsilo.experiment.running import run_experiment
+    from fedsilo.experiment.running import locked, run_experiment
     from fedsilo.files.extras import need
 
     need("torch", "transformers")
@@ -127,7 +127,8 @@ def run(
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
-    ran = run_experiment(path, target, jobs=jobs or _cores(), claim=claim, named=named, say=say)
+    with locked(target):
+        ran = run_experiment(path, target, jobs=jobs or _cores(), claim=claim, named=named, say=say)
     error = OperationError(
         f"{ran.failed} of {ran.done + ran.failed} cells failed", hint="what succeeded stays; mend it and run again"
     )
@@ -254,13 +255,17 @@ def show(
 
 @app.command("work", hidden=True)
 @guarded("experiment work")
-def work(path: FileArgument, json_output: JsonOption = True) -> None:
+def work(
+    path: FileArgument,
+    folder: Annotated[Path, typer.Argument(help="Of this process's files, which it removes at its end.")],
+    json_output: JsonOption = True,
+) -> None:
     """Carry out the cells that standard input names, one a line as JSON, and print a line of results for each."""
     del json_output  # there is no other form
     from fedsilo.experiment.design import Cell, read_experiment
-    from fedsilo.experiment.perform import perform, scratch
+    from fedsilo.experiment.perform import perform
 
-    experiment, names, folder = read_experiment(path), queue.SimpleQueue[str](), scratch()
+    experiment, names = read_experiment(path), queue.SimpleQueue[str]()
     threading.Thread(target=_read_names, args=(names, folder), daemon=True).start()
     while True:
         answer: dict[str, Any]

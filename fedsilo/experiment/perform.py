@@ -20,13 +20,6 @@ from fedsilo.experiment.rows import Rows, lengths_of, rows_of, verifier_of
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108  # a folder of this process's own is made in it
-
-
-def scratch() -> Path:
-    """Return a new folder, in memory where there is such a place, for the files of cells."""
-    return Path(tempfile.mkdtemp(prefix="fedsilo-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
-
 
 def perform(experiment: Experiment, cell: Cell, below: Path) -> dict[str, Any]:
     """Carry out one cell; returns its line of results.

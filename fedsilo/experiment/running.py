@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from fedsilo.experiment.results import (
     why_no_value,
 )
 from fedsilo.experiment.tuning import Place, first_trials, frozen_line, frozen_of, places_of, search, with_knobs
+from fedsilo.files.durable import lock_exclusively
 from fedsilo.protocol.errors import ConflictError, OperationError
 
 Say = Callable[[str], None]
@@ -204,8 +206,28 @@ def _append(results: Path, line: Mapping[str, Any]) -> None:
         raise OperationError(f"{results}: {error.strerror}", hint="name another file with --results") from error
 
 
+@contextlib.contextmanager
+def locked(results: Path) -> Iterator[None]:
+    """Hold the results for this process: of two that append to one file, each would cut off what the other is writing.
+
+    Raises:
+        ConflictError: another run holds them.
+        OperationError: the lock file beside them cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            results.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock_exclusively(results.with_name(f"{results.name}.lock")))
+        except OSError as error:
+            raise OperationError(f"{results}: {error.strerror}", hint="name another file with --results") from error
+        except ConflictError as error:
+            raise ConflictError(error.message, hint="wait for that run, or name another file with --results") from error
+        yield
+
+
 _DIED = "its process died"
-_LEAVES_SECONDS = 10.0  # for a process to remove its files
+_ENDS_SECONDS = 10.0  # for a process that was asked to end
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108  # a folder of each process's own is made in it
 _Answer = tuple[Cell, "dict[str, Any] | str"]
 
 
@@ -224,7 +246,7 @@ class Workers:
         for cell in (*cells, *[None] * count):
             self._waiting.put(cell)
         self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
-        self._processes: list[subprocess.Popen[str]] = []
+        self._workers: list[_Worker] = []
 
     def __enter__(self) -> Workers:
         for _ in range(self.count):
@@ -232,15 +254,13 @@ class Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            if process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.stdin.close()
-            try:
-                process.wait(_LEAVES_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        with contextlib.suppress(queue.Empty):
+            while True:  # what has not begun does not begin any more
+                self._waiting.get_nowait()
+        for _ in range(self.count):
+            self._waiting.put(None)
+        for worker in self._workers:
+            worker.end()
 
     def answers(self) -> Iterator[_Answer]:
         """Yield each cell with its line of results, or with what is wrong, as they come."""
@@ -249,41 +269,62 @@ class Workers:
 
     def _hand_out(self) -> None:
         """Give one process the next cell until there is none; a process that failed is replaced."""
-        process: subprocess.Popen[str] | None = None
+        worker: _Worker | None = None
         with tempfile.TemporaryFile("w+") as complaints:
             while (cell := self._waiting.get()) is not None:
-                if process is None:
-                    process = self._started(complaints)
-                answer = _asked(process, cell)
+                if worker is None:
+                    worker = _Worker(self._path, complaints)
+                    self._workers.append(worker)
+                answer = worker.answer(cell)
                 if "error" in answer:
-                    process.kill()
-                    process.wait()
-                    process = None
+                    worker.end()
+                    worker = None
                 if answer.get("error") == _DIED:
                     complaints.seek(0)
                     answer["error"] += f": {(complaints.read().strip().splitlines() or ['it says nothing'])[-1][:300]}"
                 self._answers.put((cell, str(answer["error"]) if "error" in answer else answer))
 
-    def _started(self, complaints: IO[str]) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fedsilo.cli", "fedsilo", "experiment", "work", str(self._path)],
+
+class _Worker:
+    """A process that carries out cells, and a folder for its files, in memory where there is such a place.
+
+    Args:
+        path: the experiment's file.
+        complaints: file for what it writes to standard error.
+    """
+
+    def __init__(self, path: Path, complaints: IO[str]) -> None:
+        below = _IN_MEMORY if _IN_MEMORY.is_dir() else None
+        self._folder = Path(tempfile.mkdtemp(prefix=f"fedsilo-{os.getpid()}-", dir=below))
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fedsilo.cli", "fedsilo", "experiment", "work", str(path), str(self._folder)],
             env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,
             text=True,
         )
-        self._processes.append(process)
-        return process
 
+    def answer(self, cell: Cell) -> dict[str, Any]:
+        """Return the process's answer for a cell: its line of results, or an error."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None  # noqa: S101  # both are pipes
+        try:
+            process.stdin.write(f"{json.dumps(asdict(cell))}\n")
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline())
+        except (OSError, ValueError):
+            return {"error": _DIED}
+        return answer if isinstance(answer, dict) else {"error": _DIED}
 
-def _asked(process: subprocess.Popen[str], cell: Cell) -> dict[str, Any]:
-    """Return a process's answer for a cell: its line of results, or an error."""
-    assert process.stdin is not None and process.stdout is not None  # noqa: S101  # both are pipes
-    try:
-        process.stdin.write(f"{json.dumps(asdict(cell))}\n")
-        process.stdin.flush()
-        answer = json.loads(process.stdout.readline())
-    except (OSError, ValueError):
-        return {"error": _DIED}
-    return answer if isinstance(answer, dict) else {"error": _DIED}
+    def end(self) -> None:
+        """End the process, and remove the files of one that was killed before it could."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(_ENDS_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)

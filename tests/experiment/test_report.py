@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from fedsilo.cli.experiment import app
 from fedsilo.experiment.design import Cell, Experiment, digest_of, read_experiment
 from fedsilo.experiment.plots import curve_of
 from fedsilo.experiment.results import of_experiment, read_results
+from fedsilo.experiment.running import locked
 from fedsilo.experiment.tuning import Frozen, frozen_line
+from fedsilo.protocol.errors import ConflictError
 
 TEXT = """\
 experiment: small
@@ -188,6 +191,18 @@ def test_tables_and_curves_are_made_of_the_same_lines(files: tuple[Path, Path], 
     code, refused = command("plot", path, *options, "PublicStep.omega")
     assert code == 2 and "PublicStep.alpha_mean" in refused["error"]["hint"]
     assert command("plot", path, "--out", picture, "--table", "none")[0] == 2
+
+
+def test_of_two_runs_on_one_file_of_results_the_second_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
+    (path, _), results = files, tmp_path / "new" / "results.jsonl"
+    with locked(results):
+        code, answer = command("run", path, "--results", results)
+        assert code == ConflictError.exit_code and str(os.getpid()) in answer["error"]["message"]
+        assert "--results" in answer["error"]["hint"] and not results.exists()
+        with locked(tmp_path / "other.jsonl"):
+            pass
+    with locked(results):
+        pass
 
 
 @pytest.mark.parametrize("name", ["plan", "run", "table"])

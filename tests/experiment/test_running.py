@@ -1,4 +1,4 @@
-"""A run with real processes: killed, it leaves none behind, and goes on where it was."""
+"""A run with real processes: killed, it leaves none behind, and goes on where it was; and no two append to one file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from fedsilo.experiment.design import Cell
-from fedsilo.experiment.running import run_cells
+from fedsilo.experiment.running import Workers, run_cells
 from fedsilo.protocol.errors import ConflictError
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -112,3 +113,24 @@ def test_a_killed_run_leaves_no_process_and_goes_on_where_it_was(tmp_path: Path)
         patch.setenv("FEDSILO_CACHE", str(tmp_path / "cache"))
         run_cells(path, [Cell("D", other, 1, knobs)], results, jobs=1, say=lambda line: None)
     assert len(lines_of(path)) == 4 and not workers_of(path)
+
+
+def test_a_worker_that_fails_or_dies_leaves_no_files(tmp_path: Path) -> None:
+    """The first is given a cell that cannot be carried out and answers so; the other ends at its first breath."""
+    path, said = tmp_path / "failing.yaml", list[str]()
+    tasks = {"questions": "files", "data": {"files": ["none.jsonl"], "verifier": "math"}, "model": {"path": "none"}}
+    setting = {**tasks, "rounds": 1, "local_steps": 1}
+    path.write_text(
+        json.dumps(
+            {"experiment": "failing", "settings": {"M": setting}, "seeds": [1], "rows": {"b": {"method": "base"}}}
+        )
+    )
+    cell, results = Cell("M", "b", 1), tmp_path / "results.jsonl"
+    assert run_cells(path, [cell], results, jobs=1, say=said.append).failed == 1
+    assert "none.jsonl is missing" in said[-1]
+    with Workers(tmp_path / "no-such.yaml", [cell], 1) as workers:
+        ((_, died),) = workers.answers()
+    assert isinstance(died, str) and "no-such.yaml" in died
+    places = (Path("/dev/shm"), Path(tempfile.gettempdir()))  # noqa: S108  # only looked into
+    left = [each for place in places for each in place.glob(f"fedsilo-{os.getpid()}-*")]
+    assert not left and not workers_of(path)
