@@ -140,7 +140,8 @@ class PaperRun:
             match action:
                 case m.Send(body=pb.RoundOpen(), round=number):
                     follow += self._cause(rounds.RoundOpened(number))
-                case m.Send(body=pb.RoundResult(), round=number):
+                case m.Send(body=pb.RoundResult() as body, round=number):
+                    assert set(body.participants) <= set(self.life.places), "who takes part is of the roster"
                     follow += self._cause(rounds.RoundAbandoned(number))
                 case m.StartDeadline() | m.Commit() | m.CloseRound() | m.FinishRun():
                     follow += self._cause(action)

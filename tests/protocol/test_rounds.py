@@ -105,6 +105,58 @@ def messages(silos: str) -> st.SearchStrategy[rounds.Event]:
     return st.one_of(plan, plan, update, update, update, answer, evaluation, abstention, *in_round, goes)
 
 
+OWN_SILOS = ("a", "b", "c")
+
+
+def own_round(*, quorum: int, taken: str = "abc") -> PaperRun:
+    """A run of local-only whose first round is open: to those who took the plan, also where others may still do so."""
+    run = PaperRun(plan_of(method="local-only", silos=OWN_SILOS, rounds=2, quorum=quorum))
+    for silo in taken:
+        run.say(rounds.PlanTaken(silo))
+    if set(taken) != set(OWN_SILOS):
+        assert run.next_deadline()
+    assert run.life.open_round == 1 and set(run.life.places) == set(taken)
+    return run
+
+
+def figures(silo: str, *, sent: bool = True) -> rounds.Event:
+    """The end of a silo's part of the first round: its figures, or its site's no to them."""
+    return rounds.Contribution(silo, FIGURES, 1, 0, 1, silo) if sent else m.SiloAbstained(silo, 1, 0, FIGURES)
+
+
+FIGURES = "metrics.eval"
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_T20_a_silo_that_took_the_plan_in_an_open_round_ends_no_part_of_it(sent: bool) -> None:
+    """Beside its counterpart: in the next round, which opens to it, it does."""
+    run = own_round(quorum=2, taken="ab")
+    run.say(rounds.PlanTaken("c"))
+    run.say(figures("c", sent=sent))
+    run.say(figures("a"))
+    assert run.life.open_round == 1, "two are not enough where one of them is not of the round"
+    run.say(figures("b"))
+    assert run.life.open_round == 2 and set(run.life.places) == set(OWN_SILOS)
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_who_ended_its_part_counts_for_the_quorum_after_it_has_left(sent: bool) -> None:
+    run = own_round(quorum=2)
+    run.say(figures("a", sent=sent))
+    run.say(m.SiloLeft("a"))
+    run.say(m.SiloLeft("c"))
+    assert run.life.open_round == 1, "with b there are two"
+    run.say(figures("b"))
+    assert any(isinstance(event, m.CloseRound) for event in run.journal)
+
+
+def test_without_who_left_before_its_part_ended_the_round_is_abandoned_at_once() -> None:
+    run = own_round(quorum=2)
+    run.say(m.SiloLeft("a"))
+    run.say(m.SiloLeft("c"))
+    assert not run.life.open_round and not any(isinstance(event, m.CloseRound) for event in run.journal)
+
+
 WORKS = [{"method": "pubswap"}, {"method": "pubswap", "exchange": "round_end"}, {"method": "fedavg-grpo"}]
 ORDERS: list[rounds.Event | str] = [rounds.RunPaused(), rounds.RunResumed(), m.FinishRun("aborted", "ABORTED"), "time"]
 

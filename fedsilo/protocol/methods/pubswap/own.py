@@ -21,6 +21,7 @@ from fedsilo.protocol.method import (
     CloseRound,
     CoordinatorAction,
     CoordinatorEvent,
+    MessageArrived,
     Note,
     Offer,
     RunStarted,
@@ -41,15 +42,21 @@ class Coordinator(by_step.Coordinator):
     ) -> tuple[by_step.CoordinatorState, tuple[CoordinatorAction, ...]]:
         if isinstance(event, RunStarted):
             event = RunStarted(event.silos, "")  # no round begins with an adapter of the coordinator's
+        elif isinstance(event, MessageArrived) and event.silo not in state.silos:
+            return state, ()  # it took the plan after the round had opened, so it has no part in it
         return super().on_event(state, event)
 
     def _last_kind(self, plan: Plan, number: int) -> str:
         return _FIGURES
 
+    def _given(self, state: by_step.CoordinatorState) -> Mapping[str, str]:
+        """Return, by silo, the digest of the figures that ended its part; empty where its site keeps them back."""
+        return {**dict.fromkeys(state.kept_back, ""), **state.uploads}
+
     def _close_round(
         self, state: by_step.CoordinatorState
     ) -> tuple[by_step.CoordinatorState, tuple[CoordinatorAction, ...]]:
-        ended: Mapping[str, str] = {**dict.fromkeys(state.kept_back, ""), **state.uploads}
+        ended = self._given(state)
         if len(ended) < state.plan.quorum:
             note = Note("round_abandoned", state.round, 0, {"uploads": len(ended), "quorum": state.plan.quorum})
             state, actions = self._after_round(state, committed=False)

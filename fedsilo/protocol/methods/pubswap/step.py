@@ -121,7 +121,7 @@ class Coordinator:
                 return replace(state, came=state.came | {silo}), ()
             case SiloLeft(silo):
                 state = replace(state, silos=_without(state.silos, silo), came=state.came - {silo})
-                if state.phase == "open" and len({*state.silos, *state.uploads}) < state.plan.quorum:
+                if state.phase == "open" and len({*state.silos, *self._given(state)}) < state.plan.quorum:
                     return self._close_round(state)  # nothing that may still come makes it enough
                 return self._close_whatever_is_complete(state)
             case DeadlinePassed(name):
@@ -136,6 +136,10 @@ class Coordinator:
     def _last_kind(self, plan: Plan, number: int) -> str:
         """Return the kind of the message that ends a silo's part of a round."""
         return plan.lora.update_kind(number)
+
+    def _given(self, state: CoordinatorState) -> Mapping[str, str]:
+        """Return, by silo, what counts towards the quorum of the open round: digests of updates."""
+        return state.uploads
 
     def _open(
         self, state: CoordinatorState, round_number: int
