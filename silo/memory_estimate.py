@@ -154,9 +154,9 @@ def estimate(model: ModelFacts, settings: Settings, shapes: Shapes) -> Estimate:
     }
     # Between a step's end and the next, on the host: factors, start, moments and what agreement compares with, as
     # copies and as the content of a file, which safetensors has twice for a moment.
-    kept = 3 * ((4 * factors + shift) * FLOAT32_BYTES + lasting["agreement"])
-    if not settings.on_cuda and kept > sum(update.values()):
-        update = {"kept state": kept}
+    saved = 3 * ((4 * factors + shift) * FLOAT32_BYTES + lasting["agreement"])
+    if not settings.on_cuda and saved > sum(update.values()):
+        update = {"kept state": saved}
     return Estimate(lasting, rollout if settings.samples_here else {}, update)
 
 

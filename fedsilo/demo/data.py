@@ -129,7 +129,7 @@ def write_data_folder(
     public: tuple[str, Sequence[Row]],
     held_out: tuple[str, Sequence[Row]],
 ) -> DataFolder:
-    """Write a whole folder at once: after a failure nothing stands at `root`.
+    """Write a whole folder at once: after a failure nothing is at `root`.
 
     Args:
         root: must not exist, or be empty.
@@ -536,7 +536,7 @@ def split_dirichlet_equal_size(
         generator: source of every draw.
 
     Returns:
-        for each silo its row numbers, in ascending order; no row stands twice.
+        for each silo its row numbers, in ascending order; each row once at most.
 
     Raises:
         UsageError: the pool holds fewer rows than the parts need, or a number is not positive.
@@ -577,7 +577,7 @@ def split_dirichlet_per_class(
         generator: source of every draw.
 
     Returns:
-        for each silo its row numbers, in ascending order; every row stands once.
+        for each silo its row numbers, in ascending order; every row once.
 
     Raises:
         UsageError: fewer rows than silos, or a number is not positive.

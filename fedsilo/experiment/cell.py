@@ -39,7 +39,6 @@ from fedsilo.grading.verdict import Verdict
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import FedSiloError, OperationError
-from fedsilo.protocol.randomness import generator, seed_of
 from fedsilo.protocol.tasks import Evaluate, EvaluateOwn, PrivateStep
 from silo.config import load_config as load_silo_config
 from silo.guard.decisions import Judge
@@ -52,16 +51,13 @@ from silo.guard.site import load_site_parts
 from silo.guard.trainer_process.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage
 from silo.trainer.data import Mark, load_codec
-from silo.trainer.decoder import Decoder
-from silo.trainer.rollout.embedded import EmbeddedEngine
-from silo.trainer.rollout.engine import Question
 from silo.trainer.run import Done, DonorLogp, Material
 from silo.trainer.session import Session
 from silo.trainer.tasks import task_from_fields
 from silo.trainer.worker import begin, done_message, failed_message, load_model
 
 EXCHANGE_SECONDS = 0.1  # of the shared time that one message and its answer take
-IDLE_TURNS_MAX = 20_000  # of all silos in a row, with nothing said but polls
+IDLE_TURNS_MAX = 20_000  # of all silos in a row, without a message but polls
 
 
 @dataclass
@@ -98,7 +94,7 @@ class LineInMemory:
     driver: Driver
     peer: PeerIdentity
     shared: SharedTime
-    said: int = 0  # messages other than polls that had something to say or to hear
+    messages: int = 0  # other than polls that brought nothing and were answered with nothing
 
     def exchange(
         self,
@@ -116,7 +112,7 @@ class LineInMemory:
         content: codec.Buffer = answer.payload.read_at(0, answer.payload.size_bytes)
         if len(content) > reply_bytes_max:
             raise OperationError(f"the answer has {len(content)} bytes, the limit is {reply_bytes_max}")
-        self.said += envelope.kind != "control.poll" or answer.envelope.kind != "control.ack"
+        self.messages += envelope.kind != "control.poll" or answer.envelope.kind != "control.ack"
         if into is not None and answer.envelope.payload_digest.hex() == into.digest:
             into.restart()
             into.write(content)
@@ -164,7 +160,7 @@ class Measuring:
     sessions: dict[str, Session] = field(default_factory=dict)
 
     def answer(self, task: Evaluate, body: codec.Buffer, plan: Mapping[str, Any]) -> LinkMessage:
-        """Return the answer to a silo's task. plan: fields of the message by which its trainer was told the run."""
+        """Return the answer to a silo's task. plan: fields of the message that began the run at its trainer."""
         if task.digest not in self.measured:
             done = self._session("held_out", self.held_out, plan).carry_out(task, body)
             beside = None
@@ -181,10 +177,13 @@ class Measuring:
         """Measure what a silo has trained by the end of a round on the tuning rows, beside the run."""
         if not self.tuning:
             return
-        state, schema = session.state(), plan["lora_schema"]
-        factors = {name[7:]: each.numpy() for name, each in state.tensors.items() if name.startswith("factor.")}
         payload = codec.encode_factors(
-            factors, base_digest="", schema_sha256="", rank=schema["rank"], scale=1.0, dtype="float32"
+            session.values(),
+            base_digest="",
+            schema_sha256="",
+            rank=plan["lora_schema"]["rank"],
+            scale=1.0,
+            dtype="float32",
         )
         beside = self._session("tuning", self.tuning, plan).carry_out(Evaluate(number, ""), payload)
         self.own.setdefault(number, []).append(float(beside.metrics["pass_at_1"]))
@@ -323,7 +322,7 @@ def run_cell(sites: Sites, plan: Mapping[str, object], tuning: Sequence[Task] = 
         tuning: rows on which each round's adapter is measured beside the run.
 
     Raises:
-        OperationError: the federation stands still, or a silo gave up.
+        OperationError: nothing moves any more, or a silo gave up.
         FedSiloError: a site, the coordinator or the plan is refused.
     """
     started = time.monotonic()
@@ -436,42 +435,9 @@ def _session(site: GuardSite, held_out: Sequence[Task], donor_logp: DonorLogp) -
     )
 
 
-SAMPLES = 8  # by which it is told how often the base model is right
-
-
-def success_rates(
-    model: Path, load: str, rows: Sequence[Mapping[str, Any]], verifier: str, longest: int, seed: int
-) -> list[float]:
-    """Return the share of right answers of a base model to each row's prompt, sampled at temperature 1.
-
-    Args:
-        model: folder of the base model.
-        load: its number format.
-        rows: of a task file.
-        verifier: of their answers.
-        longest: tokens of an answer, at most.
-        seed: of the draws.
-    """
-    codec = load_codec(model)
-    engine = EmbeddedEngine(Decoder(load_model(model, load), {}, 1.0), stop_ids=codec.stop_ids)
-    questions = [
-        Question(
-            codec.prompt_ids(str(row["prompt"])),
-            tuple(generator(seed_of(seed, "success-rate", place, sample)) for sample in range(SAMPLES)),
-        )
-        for place, row in enumerate(rows)
-    ]
-    answers = engine.generate(questions, temperature=1.0, max_new_tokens=longest)
-    pairs = [
-        (codec.text_of(each.ids), str(row["answer"])) for row, some in zip(rows, answers, strict=True) for each in some
-    ]
-    right = [mark.correct for mark in GraderHere(verifier).marks(pairs)]
-    return [sum(right[place : place + SAMPLES]) / SAMPLES for place in range(0, len(right), SAMPLES)]
-
-
 def _play(coordinator: Coordinator, parties: Sequence[Party], run: str) -> None:
     """Let one silo after the other take a turn until the run is over and each has heard of it."""
-    idle, said = 0, -1
+    idle, last = 0, -1
     while True:
         coordinator.driver.tick()
         coordinator.submissions.look()
@@ -481,8 +447,8 @@ def _play(coordinator: Coordinator, parties: Sequence[Party], run: str) -> None:
                 raise OperationError(f"{party.name} gave up: {party.guard.failure.line}")
         if coordinator.driver.halted:
             raise OperationError(f"the coordinator is halted: {coordinator.driver.halted}")
-        total = sum(party.line.said for party in parties)
-        idle, said = (idle + 1 if total == said else 0), total
+        messages = sum(party.line.messages for party in parties)
+        idle, last = (idle + 1 if messages == last else 0), messages
         if run not in coordinator.driver.runs and all(party.guard.runs.run is None for party in parties):
             return
         if idle > IDLE_TURNS_MAX:

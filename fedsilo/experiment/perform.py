@@ -13,9 +13,10 @@ from typing import Any
 from fedsilo.demo.data import DataFolder, Row, to_json_lines, write_data_folder
 from fedsilo.demo.sites import HOLDOUT_SHARE, DemoSettings, make_sites
 from fedsilo.demo.tiny_model import Recipe, cached_model, recipe_for
-from fedsilo.experiment.cell import CellResult, run_cell, success_rates
+from fedsilo.experiment.cell import CellResult, run_cell
 from fedsilo.experiment.design import Cell, Experiment, Setting, digest_of, plan_of, ruleset_of
 from fedsilo.experiment.program import program
+from fedsilo.experiment.rates import success_rates
 from fedsilo.experiment.rows import Rows, lengths_of, rows_of, verifier_of
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol.codec import canonical_json, sha256_hex

@@ -257,8 +257,8 @@ class Workers:
         with contextlib.suppress(queue.Empty):
             while True:  # what has not begun does not begin any more
                 self._waiting.get_nowait()
-        for _ in range(self.count):
-            self._waiting.put(None)
+        for no_cell in [None] * self.count:
+            self._waiting.put(no_cell)
         for worker in self._workers:
             worker.end()
 

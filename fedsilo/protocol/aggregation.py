@@ -1,13 +1,13 @@
 """How a round's updates become its result: arithmetic on numpy arrays, as data of a method. Pure.
 
-    element by element   master [n], updates [n] each, kept state [n] each  ->  next master [n], next state [n] each
+    element by element   master [n], updates [n] each, state [n] each  ->  next master [n], next state [n] each
     tensor by tensor     master, updates, by name                           ->  result, by name
 
 The coordinator calls the first on tiles, each of which may hold parts of several tensors, so that no update is in
 memory as a whole. The second is for what needs a tensor as a whole, such as a distance between updates.
 
 Averaging methods take two steps. The updates come to one, D, their mean or what the plan names in its place. Then the
-plan's server optimiser moves the adapter theta by it, with rate eta and numbers kept from round to round, at first 0:
+plan's server optimiser moves the adapter theta by it, with rate eta and numbers that rounds hand on, at first 0:
 
     none      theta + D
     momentum  v = beta v + D, theta + eta v               (FedAvgM, Hsu et al. 2019)
@@ -47,7 +47,7 @@ class ElementWise:
     """Attributes:
     combine: (master tile, tiles of the updates in silo order, tiles of the state) -> the new master tile and those of
         the new state, all [n] float32, in memory that it does not touch again.
-    state: how many numbers are kept beside each number of the master, from round to round of a run; at first all 0.
+    state: how many numbers there are beside each number of the master, from round to round of a run; at first all 0.
     """
 
     combine: Callable[[Array, Sequence[Array], Sequence[Array]], tuple[Array, ...]]
@@ -81,8 +81,8 @@ def averaged(plan: Plan, silos: Sequence[str]) -> Aggregate:
     move = _MOVES[optimiser.name]
 
     def combine(master: Array, deltas: Sequence[Array], state: Sequence[Array]) -> tuple[Array, ...]:
-        step, *kept = move(optimiser, average(deltas), *state)
-        return master + step, *kept
+        step, *next_state = move(optimiser, average(deltas), *state)
+        return master + step, *next_state
 
     return ElementWise(combine, STATES[optimiser.name])
 

@@ -12,7 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from fedsilo.protocol.codec import Buffer
+from fedsilo.protocol.codec import Array, Buffer
 from fedsilo.protocol.errors import OperationError, UsageError
 from fedsilo.protocol.factors import is_shift
 from fedsilo.protocol.methods import require_donor_logp
@@ -158,6 +158,12 @@ class Session:
         if self._run is None:
             raise UsageError("no run has begun in this trainer")
         return len(self._run.private.by_row)
+
+    def values(self) -> dict[str, Array]:
+        """Return what the run trains, by wire name, as it is now. Raises UsageError: no run has begun."""
+        if self._run is None:
+            raise UsageError("no run has begun in this trainer")
+        return self._run.adapter.values()
 
     def logp_of(self, round_number: int, step: int, row: int, position: int) -> tuple[float, ...]:
         """Return the log-probabilities of an answer that this session offered, as it sampled them; empty where it

@@ -92,6 +92,20 @@ def test_answers_ahead_are_the_right_ones_of_the_trained_policy_and_train_nothin
     assert again == body != other_step, "drawn by round, step, row and sample"
 
 
+def test_what_a_session_trained_can_be_loaded_by_another() -> None:
+    session, shape = begun()
+    session.carry_out(PrivateStep(1, 1, (0, 1, 2)))
+    trained = session.values()
+    other, _ = begun()
+    assert any((trained[name] != values).any() for name, values in other.values().items())
+    other.carry_out(LoadAdapter(2, "d"), payload_of(shape, trained))
+    loaded = other.values()
+    assert loaded.keys() == shape.shapes.keys() and all((loaded[name] == trained[name]).all() for name in loaded)
+    for name in trained:
+        trained[name] += 1.0
+    assert all((loaded[name] == values).all() for name, values in session.values().items()), "copies"
+
+
 def test_answers_ahead_report_every_token_that_was_sampled() -> None:
     session, _ = begun(public_grader=lambda pairs: [True] * len(pairs))
     done = session.carry_out(AnswerAhead(1, 2, (1, 2, 3)))  # whose texts all encode to the tokens they were of

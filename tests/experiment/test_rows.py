@@ -14,9 +14,9 @@ import pytest
 
 from fedsilo.demo import digit_tasks
 from fedsilo.demo.data import examples_folder, mean_total_variation, split_dirichlet_per_class
-from fedsilo.experiment.cell import success_rates
 from fedsilo.experiment.design import Setting, read_experiment, require_files
 from fedsilo.experiment.perform import model_of
+from fedsilo.experiment.rates import success_rates
 from fedsilo.experiment.rows import Rows, classes_of_rate, rows_of
 from fedsilo.grading import grade
 from fedsilo.protocol.errors import NotFoundError, UsageError
@@ -145,8 +145,18 @@ def test_success_rates_are_those_of_the_base_model(tmp_path: Path, monkeypatch: 
     for share in (1.0, 0.0):
         model = model_of(setting(base={"right_share": share, "steps": 40}), 1)
         found.append(success_rates(model, "fp32", rows, "exact", 6, 1))
-        assert found[-1] == success_rates(model, "fp32", rows, "exact", 6, 1)
     assert np.mean(found[0]) > np.mean(found[1]) and all(0 <= rate <= 1 for rate in found[0])
+    # sampled once for each model, rows and seed, and again the same where nothing was kept
+    files = set((tmp_path / "rates").iterdir())
+    assert len(files) == 2
+    success_rates(model, "fp32", rows, "exact", 6, 2)
+    success_rates(model, "fp32", rows[:8], "exact", 6, 1)
+    assert len(set((tmp_path / "rates").iterdir())) == 4
+    for file in files:
+        file.write_text(json.dumps([8] * 40))
+    assert success_rates(model, "fp32", rows, "exact", 6, 1) == [1.0] * 40
+    monkeypatch.setenv("FEDSILO_CACHE", str(tmp_path / "other"))
+    assert success_rates(model, "fp32", rows, "exact", 6, 1) == found[1]
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

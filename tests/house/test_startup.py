@@ -8,7 +8,7 @@ from fedsilo.cli.own_names import TOP_LEVEL_NAMES
 from tests.house.tree import HEAVY, SETTINGS, Tree, modules
 
 # An experiment's process has trainers in it, and no party imports it.
-_WITH_TRAINERS = ("silo.trainer", "fedsilo.experiment.cell", "fedsilo.experiment.perform")
+_WITH_TRAINERS = ("silo.trainer", "fedsilo.experiment.cell", "fedsilo.experiment.perform", "fedsilo.experiment.rates")
 WITHOUT_TORCH = [name for name in modules() if not name.startswith(_WITH_TRAINERS)]
 ENTRY_POINTS: dict[str, str] = SETTINGS["project"]["scripts"]
 

@@ -62,6 +62,10 @@ class TrainedState(Protocol):
         """
         ...
 
+    def values(self) -> dict[str, Array]:
+        """Return all factors by wire name, as `load` takes them: copies on the CPU, float32."""
+        ...
+
     def state(self) -> dict[str, Tensor]:
         """Return all values and the round's start: copies on the CPU, by name."""
         ...

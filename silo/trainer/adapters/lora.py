@@ -133,8 +133,7 @@ class LoraAdapter:
         with it off."""
         if not self.decoder.adapted:
             return BASE_NAME
-        factors = {name: each.detach().cpu().numpy() for name, each in self.factors.items()}
-        return adapter_name(factors, self.shape.scale)
+        return adapter_name(self.values(), self.shape.scale)
 
     def load(self, tensors: Mapping[str, Array], number: int = 1) -> None:
         """Make these factors the start of a round. Raises PeerError: names or shapes differ from the schema."""
@@ -178,6 +177,10 @@ class LoraAdapter:
         """Make `folder` with the factors of `policy`, in the format of peft 0.21, float32. Raises OSError."""
         write_adapter(folder, self.policy(), self.shape)
 
+    def values(self) -> dict[str, Array]:
+        """Return all factors by wire name, as `load` takes them: copies on the CPU, float32."""
+        return {name: each.detach().to("cpu", copy=True).numpy() for name, each in self.factors.items()}
+
     def state(self) -> dict[str, Tensor]:
         """Return all factors and the round's start: copies on the CPU, as `factor.NAME` and `start.NAME`."""
         tensors: dict[str, Tensor] = {f"factor.{name}": each for name, each in self.factors.items()}
@@ -196,7 +199,7 @@ class LoraAdapter:
     def policy(self) -> dict[str, Array]:
         """A and B that `decoder` computes with, float32, by wire name; all zeros while the base alone counts. A core is
         part of A."""
-        factors = {name: parameter.detach().float().cpu().numpy() for name, parameter in self.factors.items()}
+        factors = self.values()
         for name in [name for name in factors if name.endswith(".lora_R")]:
             factors[name[:-1] + "A"] = factors.pop(name) @ factors[name[:-1] + "A"]
         return factors if self.decoder.adapted else {name: np.zeros_like(values) for name, values in factors.items()}

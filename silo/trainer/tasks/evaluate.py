@@ -40,7 +40,7 @@ def evaluate(run: Run, task: Evaluate, body: Buffer) -> Done:
 
 
 def evaluate_own(run: Run, task: EvaluateOwn, body: Buffer) -> Done:
-    """The same of the policy as it stands; its name, for the site's own records, is the figure `state`."""
+    """The same of the policy as it is now; its name, for the site's own records, is the figure `state`."""
     run.on_phase(task.round, 0, "rollout")
     run.engine.use("public")
     done = _figures(run, task.round, "")

@@ -80,13 +80,13 @@ def _remember(run: Run, used: tuple[int, int], own: Sequence[OwnAnswers], offer:
     if run.plan.donor_denominator != "donor" or offer == "none":
         return
     codec = run.material.codec
-    kept = {place: answers for place, answers in run.written.items() if place[0] >= used[0] - 1}
+    written = {place: answers for place, answers in run.written.items() if place[0] >= used[0] - 1}
     for each in own:
-        kept[(*used, each.prompt.row)] = tuple(
+        written[(*used, each.prompt.row)] = tuple(
             answer.logp if codec.answer_ids(answer.text, finished=answer.finished) == answer.ids else ()
             for answer in offered_answers(each, offer)
         )
-    run.written = kept
+    run.written = written
 
 
 def offered_answers(own: OwnAnswers, offer: str) -> tuple[Answer, ...]:
