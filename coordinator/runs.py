@@ -67,6 +67,7 @@ from fedsilo.protocol.transcript import (
     Transcript,
     is_signed,
     needed,
+    results_in,
     sign_end,
     sign_transcript,
     transcript_from_canonical,
@@ -274,7 +275,7 @@ class Agreements:
         if ended is None:
             row.state = "over"
             session.add(db.EndedRound(run=plan.run, round=number, fields=fields, signature=signed.signature))
-            detail = signed.to_detail()
+            detail = signed.to_detail(results_in(whole))
             self.record(session, "round.result", run=plan.run, round=number, kind="round.result", detail=detail)
         return whole
 

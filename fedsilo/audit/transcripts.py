@@ -65,7 +65,7 @@ def check_rounds(results: Sequence[LogResult], logs: Sequence[Path]) -> list[dic
 
     Returns:
         a row for each round of the first log: {run, round, sha256, party, silos, signed, keys_not_vouched_for,
-        committed, aggregate, survivors, survivors_without_signature, verdicts, logs_alike}.
+        committed, aggregate, survivors, survivors_without_signature, verdicts, logs_alike}; and closed, where it is.
     """
     ring = Keyring(logs, [result["verified"] for result in results])
     logs_rounds = [
@@ -103,6 +103,7 @@ def _row(place: Place, logs_rounds: Sequence[Rounds]) -> dict[str, Any]:
         "signed": sorted(first.signed),
         "keys_not_vouched_for": sorted(first.unvouched),
         "committed": ended.committed if ended else None,
+        **({"closed": True} if ended and ended.closed else {}),
         "aggregate": ended.aggregate if ended else "",
         "survivors": list(ended.survivors) if ended else [],
         "survivors_without_signature": sorted(first.unsigned_survivors - signed_somewhere),

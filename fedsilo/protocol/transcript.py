@@ -290,9 +290,11 @@ class RoundEnd:
         committed: whether there is another adapter than before.
         aggregate: digest of the adapter that the round came to; where each silo has a result of its own, of the table
             of all of them (`results_digest`).
-        survivors: silos whose updates are in it, in the roster's order.
+        survivors: silos that took part to the end, in the roster's order: those whose updates are in a committed
+            round's adapter, or whose part of a closed round has ended.
         verdicts: by silo of the roster: accepted | left_out | absent.
-        closed: whether it ended without an adapter as its method means it to; False is not part of what is signed.
+        closed: whether it ended without an adapter as its method means it to, and then it is not committed; False is
+            not part of what is signed.
     """
 
     federation: str
@@ -304,6 +306,11 @@ class RoundEnd:
     survivors: tuple[str, ...]
     verdicts: Mapping[str, str]
     closed: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Return whether it ended as its method means it to, so that its participants must have signed."""
+        return self.committed or self.closed
 
     @staticmethod
     def of(transcript: Transcript, body: pb.RoundResult) -> RoundEnd:
@@ -368,8 +375,12 @@ class SignedEnd:
             return False
         return True
 
-    def to_detail(self) -> dict[str, Any]:
-        """Return the end as it is written in a `round.result` record, whose own fields name run and round."""
+    def to_detail(self, results: Results | None = None) -> dict[str, Any]:
+        """Return the end as it is written in a `round.result` record, whose own fields name run and round.
+
+        Args:
+            results: the table whose digest the end names, where each silo has a result of its own.
+        """
         return {
             "sha256": self.end.transcript_sha256,
             "committed": self.end.committed,
@@ -377,6 +388,7 @@ class SignedEnd:
             "survivors": list(self.end.survivors),
             "verdicts": dict(self.end.verdicts),
             **({"closed": True} if self.end.closed else {}),
+            **({"results": {receiver: dict(row) for receiver, row in results.items()}} if results else {}),
             "party": self.party,
             "signature": self.signature.hex(),
         }
@@ -493,6 +505,7 @@ class RoundCheck:
         self._removed = removed
         self._exhaustive = exhaustive
         self._agreements = 0
+        self._fewest = _SILOS_MAX  # updates in one of the silos' results, where each has its own
         self.transcript: Transcript | None = None
         self.sound = False
         self.party = ""
@@ -553,10 +566,14 @@ class RoundCheck:
         return problems
 
     def result(self, detail: Any) -> list[str]:
-        """A `round.result`: {sha256, committed, aggregate, survivors, verdicts, party, signature}, and closed."""
+        """A `round.result`: {sha256, committed, aggregate, survivors, verdicts, party, signature}, closed, results."""
         transcript = self.transcript
         try:
             signed = _signed_end(transcript.federation if transcript is not None else "", self._place, detail)
+            results = {
+                _text(name): set(map(_text, row["participants"])) for name, row in detail.get("results", {}).items()
+            }
+            differs = bool(results) and results_digest(detail["results"]) != signed.end.aggregate
         except _MALFORMED:
             return ["its round.result is malformed"]
         if transcript is None or signed.end.transcript_sha256 != transcript.digest:
@@ -565,6 +582,11 @@ class RoundCheck:
         good = known is None or signed.verifies(Ed25519PublicKey.from_public_bytes(known.raw))
         if signed.party != self.party or not good:
             return [f"its result is not signed by {self.party}, whose transcript it is"]
+        if differs:
+            return ["its table of results is not the one that its result names"]
+        if strangers := sorted({*results, *set().union(*results.values())} - set(transcript.silos)):
+            return [f"its table of results names {', '.join(strangers)}, not of its roster"]
+        self._fewest = min((len(names) for names in results.values()), default=self._fewest)
         return self._ends(transcript, signed, known)
 
     def _ends(self, transcript: Transcript, signed: SignedEnd, known: KnownKey | None) -> list[str]:
@@ -579,7 +601,8 @@ class RoundCheck:
     # ---- all of them together ------------------------------------------------------------------------
 
     def missing(self, *, planned: int = 1, quorum: int = 0) -> list[str]:
-        """Return what the records of the round lack: updates, where it is committed, and signatures.
+        """Return what the records of the round lack: updates, where it is committed, and signatures, where it is
+        committed or closed.
 
         Args:
             planned: how many silos the plan names, where that is known.
@@ -588,19 +611,20 @@ class RoundCheck:
         transcript = self.transcript
         if transcript is None:
             return []  # said of each record by itself
-        committed = self.ended is not None and self.ended.committed
-        survivors = set(self.ended.survivors) if self.ended is not None and committed else set()
+        ended, done = self.ended, self.ended is not None and self.ended.done
+        survivors = set(ended.survivors) if ended is not None and done else set()
         problems: list[str] = []
-        if committed and len(survivors) < (least := max(quorum, transcript.min_updates)):
-            problems.append(f"it is committed with {len(survivors)} updates, needed: {least}")
+        least = max(quorum, transcript.min_updates)
+        if ended is not None and ended.committed and (fewest := min(len(survivors), self._fewest)) < least:
+            problems.append(f"it is committed with {fewest} updates, needed: {least}")
         if self._owner is not None and self._owner["role"] == "silo":
             own = self._owner["name"]
             if own not in transcript.silos:
                 return ["its roster does not name the silo whose log this is"]
             # Who signs after the round began for it is not in its record, nor anybody where it began without it.
-            committed = bool(self._agreements) or own in survivors
+            done = bool(self._agreements) or own in survivors
             survivors = {own}
-        if not committed:
+        if not done:
             return problems
         least = needed(max(planned, len(transcript.silos)), min_peers=1, quorum=quorum)
         if len(self.signed) < least:
@@ -611,8 +635,8 @@ class RoundCheck:
 
     @property
     def unsigned_survivors(self) -> set[str]:
-        """Return the silos named as participants of a committed round without a signature in this record."""
-        return set(self.ended.survivors) - self.signed if self.ended is not None and self.ended.committed else set()
+        """Return the silos named as participants of a committed or closed round without a signature in this record."""
+        return set(self.ended.survivors) - self.signed if self.ended is not None and self.ended.done else set()
 
     # ---- parts ---------------------------------------------------------------------------------------
 
@@ -769,8 +793,8 @@ def check_record(
             wrong.append("it does not follow the round before it")
         if (begins or ends) and begins != base:
             wrong.append("its base adapter is not the one that the last committed round left")
-        if not shown and (state == "committed" or participants):
-            wrong.append("it is committed without a transcript")
+        if not shown and (state in ("committed", "closed") or participants):
+            wrong.append(f"it is {state} without a transcript")
         if (transcript := round_check.transcript) is not None:
             if transcript.plan_sha256 != plan_sha256 or not set(transcript.silos) <= silos:
                 wrong.append("its transcript is of another plan")

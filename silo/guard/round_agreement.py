@@ -505,6 +505,7 @@ class Agreement:
             raise TranscriptRefused("ROUND_NOT_SHOWN", f"no signed transcript of round {item.round} was shown here")
         transcript = transcript_from_canonical(kept["transcript"])
         named = {*body.participants, *(row.silo for row in body.verdicts)}
+        named |= {name for row in body.results for name in (row.receiver, *row.participants)}
         second = body.transcript_sha256 in kept["others"]  # one that people have looked at (T20)
         if not second and (body.transcript_sha256 != transcript.digest or not named <= set(transcript.silos)):
             raise TranscriptRefused(
@@ -527,7 +528,7 @@ class Agreement:
         if self.waiting is not None and self.waiting.transcript.digest == transcript.digest:
             self.drop()
         if kept["signed"] and not second:
-            detail = signed.to_detail()
+            detail = signed.to_detail(results_in(body))
             self._judge.record("round.result", run=item.run, round=item.round, kind=item.kind, detail=detail)
         if item.round <= (view := self._judge.view).told_round and view.told(item.round, body) != view:
             raise TranscriptRefused(WireCode.ROUND_CLOSED.value, f"the end of round {view.told_round} was told of")

@@ -11,10 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedsilo.protocol.transcript import (
     Keys,
     KnownKey,
+    Results,
     RoundCheck,
     RoundEnd,
     Transcript,
     check_record,
+    results_digest,
     sign_end,
     sign_transcript,
     silo_id,
@@ -46,11 +48,14 @@ def told(
     owner: str = COORDINATOR,
     keys: Keys = KEYS,
     least: int = 0,
+    closed: bool = False,
+    results: Results | None = None,
     **asked: Any,
 ) -> tuple[RoundCheck, list[str]]:
     """A round of the first `roster` silos, signed by the first `signers`, committed with the first `survivors`.
 
-    least: the `min_updates` of its transcript.
+    least: the `min_updates` of its transcript. closed: in the place of committed. results: its table, of which the
+    end names the digest.
     """
     silos = SILOS[:roster]
     transcript = Transcript(
@@ -72,12 +77,13 @@ def told(
         "run-1",
         1,
         transcript.digest,
-        survivors > 0,
-        "",
+        survivors > 0 and not closed,
+        results_digest(results) if results else "",
         SILOS[:survivors],
         dict.fromkeys(silos, "absent"),
+        closed,
     )
-    problems += check.result(sign_end(end, COORDINATOR, key_of("main")).to_detail())
+    problems += check.result(sign_end(end, COORDINATOR, key_of("main")).to_detail(results))
     return check, problems + check.missing(**asked)
 
 
@@ -107,6 +113,49 @@ def test_T20_in_the_coordinators_record_each_survivor_signed_and_in_a_silos_the_
         "0 signatures of silos verify, needed: 2", "no signature of hospital_d, who took part",
     ]  # fmt: skip
     assert "1 signatures" in told(1, 0, owner=silo_id("cardio-net", "hospital_a"))[1][0]  # it began with too few
+
+
+def test_T20_a_closed_round_is_held_to_the_signatures_of_its_participants_as_a_committed_one_is() -> None:
+    check, problems = told(2, 4, closed=True)
+    assert problems == ["no signature of hospital_c, hospital_d, who took part"]
+    assert check.unsigned_survivors == {"hospital_c", "hospital_d"}
+    assert "1 signatures" in told(1, 1, closed=True)[1][0]
+    assert told(4, 4, closed=True)[1] == [] and told(4, 2, closed=True, least=3)[1] == [], "no update is in it"
+
+
+def results_of(*participants: tuple[str, ...]) -> Results:
+    rows = zip(SILOS, participants, strict=False)
+    return {silo: {"sha256": hashlib.sha256(silo.encode()).hexdigest(), "participants": list(p)} for silo, p in rows}
+
+
+def test_T58_one_result_of_too_few_updates_is_shown_by_the_table_in_the_log() -> None:
+    enough = results_of(SILOS[1:3], SILOS[:2])
+    assert told(4, 3, least=2, results=enough)[1] == []
+    few = results_of(SILOS[1:3], SILOS[:1])
+    assert told(4, 3, least=2, results=few)[1] == ["it is committed with 1 updates, needed: 2"]
+    for owner in SILOS[:2]:
+        assert told(4, 3, least=2, results=few, owner=silo_id("cardio-net", owner))[1]
+
+
+def test_T20_a_table_of_results_is_the_one_that_the_end_names_and_of_the_roster() -> None:
+    stranger = results_of(SILOS[1:3], (SILOS[3],))
+    assert told(3, 3, roster=3, results=stranger)[1] == ["its table of results names hospital_d, not of its roster"]
+    assert told(3, 3, roster=3, results=results_of(SILOS[1:3]))[1] == []
+    check, _ = told(3, 3, results=results_of(SILOS[1:3]))
+    detail = check.signed_end.to_detail(results_of(SILOS[:2])) if check.signed_end else {}
+    assert check.result(detail) == ["its table of results is not the one that its result names"]
+    assert check.result({**detail, "results": [1]}) == ["its round.result is malformed"]
+
+
+@pytest.mark.parametrize("row", [{}, {"participants": ["hospital_a", "hospital_b"]}])
+@pytest.mark.parametrize("state", ["abandoned", "committed", "closed"])
+def test_T20_a_round_of_a_run_record_that_is_done_has_a_transcript(state: str, row: dict[str, Any]) -> None:
+    empty = {"base_sha256": "", "adapter_sha256": "", "participants": [], "transcript": None}
+    record = {"run": "run-1", "plan": {"silos": list(SILOS), "quorum": 2}, "base_adapter_sha256": "",
+              "adapter_sha256": "", "rounds": [{"round": 1, "state": state, **empty, **row}]}  # fmt: skip
+    problems = check_record(record, signer=COORDINATOR, public_key=key_of("main").public_key(), keys={}).problems
+    expected = () if state == "abandoned" and not row else (f"round 1: it is {state} without a transcript",)
+    assert problems == expected
 
 
 @pytest.mark.parametrize("owner", ["", COORDINATOR, silo_id("cardio-net", "hospital_a")])

@@ -29,6 +29,7 @@ from fedsilo.protocol.methods.pubswap import step
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.rounds import from_fields, to_fields
 from fedsilo.protocol.transcript import KnownKey, RoundEnd, check_record, results_digest, results_in
+from tests.policies import setting
 from tests.simulated.coordinator_parts import (
     COORDINATOR,
     RUN_YAML,
@@ -213,7 +214,18 @@ def row(receiver: str, digest: str, *participants: str) -> pb.ResultOfSilo:
 
 
 PEERS = ("hospital_b", "hospital_c")
+OUTSIDE = setting.PLAN.silos[3]  # of the plan, and not of this round's roster
 TABLES = {
+    "of who is not in the round": (
+        [row("hospital_a", OWN, *PEERS), row("hospital_b", THEIRS, "hospital_a", OUTSIDE)],
+        OWN,
+        ["TRANSCRIPT_DIFFERS"],
+    ),
+    "for who is not in the round": (
+        [row("hospital_a", OWN, *PEERS), row(OUTSIDE, THEIRS, *PEERS)],
+        OWN,
+        ["TRANSCRIPT_DIFFERS"],
+    ),
     "its own": ([row("hospital_a", OWN, *PEERS), row("hospital_b", THEIRS, "hospital_a", "hospital_c")], OWN, []),
     "another's": ([row("hospital_a", OWN, *PEERS), row("hospital_b", THEIRS, *PEERS)], THEIRS, ["RESULT_OF_ANOTHER"]),
     "twice": ([row("hospital_a", THEIRS, *PEERS), row("hospital_a", OWN, *PEERS)], OWN, ["ROSTER"]),
@@ -226,7 +238,10 @@ TABLES = {
 def test_T58_a_silo_takes_its_own_result_and_no_table_in_which_one_update_stands_alone(loop: Loop, named: str) -> None:
     table, digest, reasons = TABLES[named]
     loop.offer_plan()
-    loop.open_round()
+    roster = ("hospital_a", *PEERS)
+    loop.show_round(1, OWN, silos=roster, policies=dict.fromkeys(roster, loop.policy.digest))
+    loop.coordinator.says("control.poll", "round.agreed", loop.signed_by(*PEERS), run="run-1", round=1)
+    loop.turn(2)
     before = loop.bench.judge.view.told_adapter
     body = loop.ended(committed=True, adapter_digest=digest, results=table)
     loop.coordinator.says("control.poll", "round.result", body, run="run-1", round=1)
@@ -235,6 +250,11 @@ def test_T58_a_silo_takes_its_own_result_and_no_table_in_which_one_update_stands
                if event["decision"] == "deny" and event["kind"] == "round.result"]  # fmt: skip
     assert refused == reasons
     assert (loop.guard.runs.run is None) is (reasons == ["MIN_UPDATES"])
+    kept = [event["detail"].get("results") for event in loop.bench.events("round.result")]
+    expected = {
+        each.receiver: {"sha256": each.adapter_digest, "participants": list(each.participants)} for each in table
+    }
+    assert kept == ([expected] if reasons in ([], ["MIN_UPDATES"]) else []), "so that the log alone can show it"
     if not reasons:
         view = loop.bench.judge.view
         assert view.evaluated == {1: OWN} and view.told_adapter == before, "the next round does not begin with it"
