@@ -119,7 +119,8 @@ class ModelAsRead(Model):
 
 
 class Setting(_Closed):
-    """What all rows share. In the file, `from: OTHER` takes another setting's fields where none are said.
+    """What all rows share. In the file, `from: OTHER` takes the fields that are not named from another
+    setting.
 
     Attributes:
         questions: of digits, of one step, such as `u5271=`, or of several, such as `ua5271=`, whose key lacks the work;
@@ -196,7 +197,7 @@ class Claim(_Closed):
     """One contrast, declared before it is run: `row` minus `against`, paired by seed.
 
     Attributes:
-        setting: one; or several, of which the slope of the difference on log2 of the local steps is looked at.
+        setting: one; or several, whose value is the slope of the difference on log2 of the local steps.
         direction: what is expected; `either`: a difference; `equivalent`: two one-sided tests within the margin.
         seeds: the file's where none are named.
         family: claims of one family are judged together, by Holm's method.
@@ -545,7 +546,7 @@ def _tuning_faults(experiment: Experiment) -> Iterator[Fault]:
         if family.values not in tuning.grids:
             yield place, f"there is no grid of {family.values}", f"one of: {', '.join(tuning.grids)}"
         if family.after is not None and family.after not in above:
-            yield place, f"there is no family {family.after} above it", "name one that stands above"
+            yield place, f"there is no family {family.after} above it", "name a family above this one"
         if twice := sorted({row for each in above.values() for row in each.rows} & set(family.rows)):
             yield place, f"{twice[0]} is of another family already", "a row is of one family"
         above[name] = family
@@ -578,7 +579,7 @@ _NO_HASH = "0" * 64  # in place of hashes that are known once the sites are made
 
 
 def _plan_fault(experiment: Experiment, cell: Cell) -> str:
-    """Return why no plan can be made of a row's fields, as far as that can be told without its sites; or nothing."""
+    """Return why no plan can be made of a row's fields, as far as that is known without its sites; or nothing."""
     setting = experiment.settings[cell.setting]
     fields = plan_of(experiment, cell, {"max_prompt_tokens": 1, "max_new_tokens": 1})
     fixed = {
@@ -603,7 +604,7 @@ def _plan_fault(experiment: Experiment, cell: Cell) -> str:
 # ---- what a cell is made of --------------------------------------------------------------------------------------
 
 
-# Fields that came after results were kept: one that has its default is not in the digest.
+# Fields that are newer than some results: one that has its default is not in the digest.
 _LATER = ("concentration", "along", "tuning_rows", "data", "model", "pooled", "ruleset")
 
 

@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.demo.data import DataFolder, Row, to_json_lines, write_data_folder
-from fedsilo.demo.sites import HOLDOUT_SHARE, DemoSettings, make_sites
+from fedsilo.demo.sites import HOLDOUT_SHARE, DemoSettings, Site, make_sites
 from fedsilo.demo.tiny_model import Recipe, cached_model, recipe_for
 from fedsilo.experiment.cell import CellResult, run_cell
 from fedsilo.experiment.design import Cell, Experiment, Setting, digest_of, plan_of, ruleset_of
 from fedsilo.experiment.program import program
 from fedsilo.experiment.rates import success_rates
 from fedsilo.experiment.rows import Rows, lengths_of, rows_of, verifier_of
+from fedsilo.files.site_policy import read_pinned_schema, read_policy
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol.codec import canonical_json, sha256_hex
+from policies.capacity import capacities
+from silo.config import load_config as load_silo_config
 
 
 def perform(experiment: Experiment, cell: Cell, below: Path) -> dict[str, Any]:
@@ -31,7 +34,7 @@ def perform(experiment: Experiment, cell: Cell, below: Path) -> dict[str, Any]:
         below: folder in which the cell's own is made, and removed at the end.
 
     Raises:
-        FedSiloError: the federation cannot be set up, or stands still. A run that ends as failed is a result.
+        FedSiloError: the federation cannot be set up, or nothing moves in it. A run that ends as failed is a result.
     """
     setting, seed, row = experiment.settings[cell.setting], cell.seed, experiment.rows[cell.row]
     made_by = program()  # before the cell runs, so that it is what was loaded
@@ -62,12 +65,21 @@ def perform(experiment: Experiment, cell: Cell, below: Path) -> dict[str, Any]:
         )
         tuning = () if cell.trial or not made.tuning else read_tasks(folder / _TUNING).rows
         result = run_cell(sites, plan, tuning)
+        bits = capacity_bits(sites.silos[0])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return _line(experiment, cell, made, result, made_by)
+    return {**_line(experiment, cell, made, result, made_by), "capacity_bits": bits}
 
 
 _TUNING = "tuning.jsonl"
+
+
+def capacity_bits(site: Site) -> dict[str, float]:
+    """Return how many bits a silo's messages of one round can carry at most, by kind, for whoever chooses their values:
+    what `fedsilo policy check` says of its policy."""
+    policy = read_policy(load_silo_config(site.config).policy)
+    schema = read_pinned_schema(policy, site.folder) if policy.file.egress.updates else None
+    return {row.kind: round(row.bits, 1) for row in capacities(policy, schema)}
 
 
 def _load_of(setting: Setting) -> str:
@@ -203,7 +215,7 @@ def _measured(row: Mapping[str, Any], shares: Mapping[str, Mapping[str, float]],
     """Return what was measured after a round, or of the base model.
 
     The mean over the silos that measured: one and the same where they share an adapter, each its own where they do not.
-    None stands for what no gate let out.
+    None: no gate let it out.
 
     Args:
         row: of the run record.

@@ -471,6 +471,7 @@ HEADINGS = (
     "MB up",
     "MB down",
     "public / factors",
+    "k bits at most",
     "points / MB",
     "refused",
     "runs",
@@ -507,6 +508,7 @@ def table_rows(experiment: Experiment, results: Mapping[Cell, Line], table: Tabl
                     for way in ("up", "down")
                 ),
                 _figure(_public_over_factors(line["bytes"]) for line in lines),
+                _figure(_kilobits(line) for line in lines),
                 _figure(value_of(line, "gain_per_megabyte") for line in lines),
                 str(sum(sum(line["refused"].values()) for line in lines)),
                 ", ".join(f"{count} {state}" for state, count in sorted(Counter(map(_ending, lines)).items())),
@@ -536,6 +538,14 @@ _SHOWN: tuple[Metric, ...] = (
     "worst_silo",
     "zero_variance_share",
 )
+
+
+def _kilobits(line: Line) -> float | None:
+    """Return how many thousand bits a silo's messages of one round can carry at most."""
+    bits = line.get("capacity_bits")
+    return sum(bits.values()) / 1000 if bits else None
+
+
 _PUBLIC = ("public.responses", "public.donors")
 _FACTORS = ("lora.", "global.adapter")
 

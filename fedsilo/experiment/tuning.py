@@ -2,7 +2,8 @@
 the evaluation never sees. What is chosen is frozen as a line of the results, and evaluation cells are made with it.
 
 One knob a family. An optimum at the edge of its grid widens the grids of all families at that side by one value, so
-that none has more trials than another, at most `widenings` times; after that the edge stands, and the line says so.
+that none has more trials than another, at most `widenings` times; after that the best value may be at an edge, and the
+line says so.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def trials_behind(experiment: Experiment, frozen: Iterable[Frozen]) -> list[Cell
 
 @dataclass(frozen=True)
 class Search:
-    """What tuning waits for, and what it has chosen, of which nothing stands while a trial is missing."""
+    """Trials that are to be run next, and the choices, of which there are none while a trial is missing."""
 
     missing: tuple[Cell, ...]
     chosen: tuple[Frozen, ...]

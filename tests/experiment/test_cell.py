@@ -208,6 +208,13 @@ def test_a_line_has_the_figures_of_each_step(tiny: tuple[Experiment, dict[Cell, 
     assert sum(public["alpha_mean"]) / 2 == pytest.approx(swap["alpha_mean"], abs=1e-4)
     assert sum(swap["alpha_histogram"].values()) == 4 * 2 * 2, "silos, steps and prompts a step"
     assert private["curves"]["PublicStep"] == {} and len(private["curves"]["PrivateStep"]["drift"]) == 4
+    assert swap["steps_at"] == {"PrivateStep": [[1, 1], [2, 1]], "PublicStep": [[1, 2], [2, 2]], "LikelihoodStep": []}
+    assert (swap["public_steps"], private["public_steps"]) == (2, 0)
+    assert (swap["rounds_planned"], swap["rounds_finished"]) == (2, 2)
+    assert swap["program"] == private["program"] and {"sha256", "torch", "transformers"} == swap["program"].keys()
+    for line in (swap, private):  # what a policy lets out is counted, by kind
+        sent = {kind for kind in line["bytes"]["up"] if not kind.startswith("control.")}
+        assert sent <= line["capacity_bits"].keys() and min(line["capacity_bits"].values()) > 0
     # each silo owns one topic, so what is measured on it is the silo's own task
     last = swap["rounds"][-1]
     assert last["worst_silo"] == min(last["topics"].values())

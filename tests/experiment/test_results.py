@@ -473,6 +473,14 @@ def test_a_table_has_means_over_seeds_in_every_form(tmp_path: Path) -> None:
     # half a megabyte of four silos; 30 points more
     assert (shown["MB up"], shown["MB down"], shown["points / MB"]) == ("0.12", "0.00", "240")
     assert (shown["best"], shown["worst silo"], shown["apart"]) == ("", "", "")
+    assert (shown["public steps"], shown["k bits at most"]) == ("", ""), "an earlier version noted neither"
+    noted = {
+        cell: {**each, "public_steps": 4, "capacity_bits": {"a": 1000.0, "b": 500.0}}
+        for cell, each in results(small, {"swap": [0.3, 0.4, 0.5, 0.4]}).items()
+    }
+    (row,) = table_rows(small, noted, small.all_tables()["D"])
+    shown = dict(zip(HEADINGS, row, strict=True))
+    assert (shown["public steps"], shown["k bits at most"]) == ("4", "1.5")
     assert as_markdown(("a", "b"), [("1", "2")]) == "| a | b |\n|---|---|\n| 1 | 2 |"
     assert as_latex(("a_b", "%"), [("1", "2")]) == (
         "\\begin{tabular}{lr}\na\\_b & \\% \\\\ \\hline\n1 & 2 \\\\\n\\end{tabular}"
