@@ -845,10 +845,10 @@ class RunManager:
             self._ledger.remember_of_run(self.run.plan.run, _OWN_SINCE, str(number))
 
     def _require_nothing_lost(self, run: SiloRun) -> None:
-        """The round in which this silo began can be done over, with the same result; nothing leads back to one after
-        it. Raises OperationError: it is lost."""
+        """The round in which this silo began can be done over, with the same result, while it is in that round; nothing
+        leads back to it from a later one. Raises OperationError: it is lost."""
         for since in self._ledger.remembered_of_run(run.plan.run, _OWN_SINCE):
-            if int(since) < self._judge.view.round or run.at.state in ROUND_OVER:
+            if int(since) < self._judge.view.round or run.at.state in ROUND_OVER | {"left"}:
                 raise OperationError(
                     f"what this silo has trained since round {since} is lost, and nothing leads back to it",
                     hint="the trainer's scratch folder must outlive a restart",

@@ -22,6 +22,8 @@ from fedsilo.control.answers import Finding, JudgedRule, LaterRounds, read_rows
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import DeniedError
 from fedsilo.protocol.kinds import TENSOR_KINDS, UPDATE_KINDS
+from fedsilo.protocol.methods import method_named
+from fedsilo.protocol.plan import Plan, plan_from_canonical
 from policies import engine
 from policies.fields import Approvals
 from policies.model import Policy, PolicyFile
@@ -294,11 +296,18 @@ def later_rounds(release: Release, policy: Policy | KeptPolicy, *, released: int
     if isinstance(block, Approvals):
         rule = next((one for one in release.rules if one.rule == "approvals"), None)
         place = (rule.file, rule.line) if rule is not None else ("", 0)
-        rounds = json.loads(plan).get("rounds") if plan else None
-        later = range(release.round + 1, rounds + 1) if isinstance(rounds, int) else None
+        later = _rounds_with(release.kind, plan_from_canonical(plan), after=release.round) if plan else None
         # this release is the (released + 1)-th, so the round after it brings the (released + 2)-th
         named = None if later is None else {each: released + 2 + index for index, each in enumerate(later)}
         yield _left_to_policy(release.kind, block, place, named)
+
+
+def _rounds_with(kind: str, plan: Plan, *, after: int) -> list[int]:
+    """Return the rounds after one in which messages of this kind may leave: kinds of updates take turns."""
+    method, later = method_named(plan.method), range(after + 1, plan.rounds + 1)
+    return [
+        number for number in later if kind not in method.update_kinds(plan) or method.update_kind(plan, number) == kind
+    ]
 
 
 def _left_to_policy(

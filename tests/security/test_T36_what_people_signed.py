@@ -612,8 +612,8 @@ def test_T36_what_a_yes_leaves_to_the_policy_is_in_what_is_signed(tmp_path: Path
         said = replace(policy, file=policy.file.model_copy(update={"egress": egress}))
         with closing(Bench(tmp_path / name, said)) as made:
             release = held(made)
-            plan = {"quorum": 2, "silos": ["hospital_a", "hospital_b"], "rounds": 4}
-            made.ledger.start_run(release.run, json.dumps(plan))
+            plan = setting.PLAN.model_copy(update={"silos": setting.PLAN.silos[:2], "quorum": 2, "rounds": 4})
+            made.ledger.start_run(release.run, plan.canonical())
             consequences = made.view(release)["consequences"]
             assert ("UNASKED" in consequences["later"]) is (name == "once") and "2 of 2" in consequences["reject"]
             found[name] = facts_shown(made, release)

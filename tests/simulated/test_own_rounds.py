@@ -148,6 +148,23 @@ def test_a_silo_whose_own_state_is_lost_leaves_the_run(loop: Loop) -> None:
     assert tasks(loop) == [] and loop.bench.ledger.run_state(PLAN.run) == "left"
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_silo_that_left_its_first_round_at_a_restart_goes_on_with_what_it_has_or_leaves_the_run(
+    loop: Loop, lost: bool
+) -> None:
+    """It began in that round, and is in it no more: the next one would begin anew, in silence."""
+    open_round(loop, 1)
+    loop.base_evaluated()
+    do(loop, 2)
+    loop.policy = setting.policy_of(setting.policy_text("local-only").replace("min_peers: 2", "min_peers: 3"))
+    loop.restart()
+    saved = None if lost else {"task": "PrivateStep", "round": 1, "step": 1, "exact": True}
+    loop.trainer_says("planned", overlong={}, private_prompts=40, resumed=saved)
+    failure = loop.guard.failure
+    assert (failure.code if failure else "") == ("TRAINER_STATE_LOST" if lost else "")
+    assert tasks(loop) == [] and loop.bench.ledger.run_state(PLAN.run) == ("left" if lost else "running")
+
+
 def test_a_trainer_that_dies_is_led_back_by_its_own_state_or_by_the_first_round() -> None:
     def told(*done: tuple[str, int]) -> Given:
         made = Given()

@@ -26,6 +26,7 @@ from silo.guard import findings, shown
 from silo.guard.answers.release import COSINE_BYTES_MAX, ReleaseView
 from silo.guard.ledger import PolicyInForce, Release
 from silo.guard.shown import ON_REJECT, on_approve
+from tests.policies import setting
 from tests.simulated import screening
 
 WORDS = 14
@@ -246,7 +247,7 @@ def test_it_says_who_may_answer_and_how_many_silos_the_round_needs(site: Site) -
     shown = view(site, held)
     assert shown["approvers"]["people"] == []  # of a reader who does not know the site's people
     assert shown["consequences"]["reject"] == ON_REJECT  # nor the run's plan
-    bench.ledger.start_run(held.run, json.dumps({"quorum": 3, "silos": ["hospital_a", "b", "c", "d"]}))
+    bench.ledger.start_run(held.run, setting.PLAN.model_copy(update={"quorum": 3}).canonical())
     roles = Roles("hospital_a", {
         "zoe": frozenset({"approver", "operator"}), "bob": frozenset({"operator", "viewer"}),
         "alice": frozenset({"approver"}),
@@ -266,8 +267,9 @@ def test_T58_a_yes_to_an_update_says_what_others_get_of_it(least: int, told: str
 
 
 def plan_of_rounds(site: Site, rounds: int) -> None:
-    plan = {"quorum": 2, "silos": ["hospital_a", "hospital_b"], "rounds": rounds}
-    site.bench.ledger.start_run(site.run, json.dumps(plan))
+    site.bench.ledger.start_run(
+        site.run, setting.PLAN.model_copy(update={"run": site.run, "rounds": rounds}).canonical()
+    )
 
 
 def rhythm(first: int, then: int) -> Policy:
@@ -296,6 +298,34 @@ def test_T36_a_yes_says_which_later_rounds_leave_unasked_and_by_which_line(
         assert ("UNASKED" in shown["later"]) is bool(unasked)
         site.let_go(held)
         assert site.bench.view(site.bench.ledger.release(held.id))["consequences"]["later_rounds"] == []
+
+
+@pytest.mark.parametrize(
+    ("freeze", "kind", "number", "asked", "unasked"),
+    [
+        ("none", "lora.factors", 1, [2], [3, 4, 5, 6]),
+        ("alternate", "lora.factor_b", 1, [3], [5]),  # A is fixed in odd rounds, B in even ones
+        ("alternate", "lora.factor_a", 2, [4], [6]),
+        ("alternate", "public.responses", 1, [2], [3, 4, 5, 6]),  # no update: it leaves in each round
+    ],
+)
+def test_T36_only_later_rounds_in_which_the_kind_may_leave_are_named(
+    tmp_path: Path, freeze: Any, kind: str, number: int, asked: list[int], unasked: list[int]
+) -> None:
+    lora = setting.PLAN.lora.model_copy(
+        update={"freeze": freeze, "frozen_sha256": "" if freeze == "none" else "f" * 64}
+    )
+    plan = setting.PLAN.model_copy(update={"rounds": 6, "lora": lora})
+    in_force = rhythm(2, 0)
+    block = in_force.file.egress.lora_factors
+    names = ("lora_factors", "lora_factor_a", "lora_factor_b", "public_responses")
+    egress = in_force.file.egress.model_copy(update=dict.fromkeys(names, block))
+    in_force = replace(in_force, file=in_force.file.model_copy(update={"egress": egress}))
+    with closing(Site(tmp_path / "site", "run-1", 3, rhythm(2, 0))) as site:
+        held = site.hold_factors(1.0)
+        release = replace(held, place=held.place._replace(kind=kind, round=number))
+    (later,) = shown.later_rounds(release, in_force, released=0, plan=plan.canonical())
+    assert (later.asked, later.unasked) == (tuple(asked), tuple(unasked))
 
 
 def test_T36_a_round_that_was_refused_does_not_use_up_the_asking(tmp_path: Path) -> None:
