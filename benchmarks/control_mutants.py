@@ -19,6 +19,7 @@ TRANSCRIPT = "fedsilo.protocol.transcript"
 CODEC = "fedsilo.protocol.codec"
 ADAPTER_FOLDER = "fedsilo.files.adapter_folder"
 RUN_REQUEST = "fedsilo.files.run_request"
+PRODUCTS = "fedsilo.protocol.products"
 ENGINE = "policies.engine"
 RULES = "policies.rules"
 SCREENS = "policies.screens"
@@ -44,6 +45,12 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         f"{ROUND_AGREEMENT}:Agreement._result",
         'body.results and own["sha256"] != body.adapter_digest',
         "False",
+    ),
+    (
+        "what rounding hides of a shift's length does not count",
+        f"{PRODUCTS}:l2_most",
+        "l2_of(product) + len(product[0]) * ROUNDING * size_of(product)",
+        "l2_of(product)",
     ),
     # ---- the way out ----
     (

@@ -71,6 +71,7 @@ _NEAREST = {
     named.TRANSCRIPT: ("tests/protocol/test_T20*.py", "tests/security/test_T20*.py"),
     named.CODEC: ("tests/protocol/test_codec.py",),
     named.ADAPTER_FOLDER: ("tests/simulated/test_start_adapter.py",),
+    named.PRODUCTS: ("tests/algorithms/test_products.py",),
     named.RUN_REQUEST: ("tests/simulated/test_start_adapter.py",),
     named.ENGINE: ("tests/policies/test_engine.py",),
     named.SCREENS: ("tests/policies/test_screens.py",),

@@ -32,7 +32,7 @@ from fedsilo.protocol.factors import (
     is_shift,
 )
 from fedsilo.protocol.kinds import UPDATE_KINDS
-from fedsilo.protocol.products import l2_between, l2_of
+from fedsilo.protocol.products import l2_between, l2_most
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
 from policies.fields import Approvals, Closed, Integer, Least, Limit, NormLimit, PinnedText, is_zero
@@ -250,15 +250,16 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
 
 
 def _shift_l2(tensors: Mapping[str, Array], last: Mapping[str, Array] | None, scale: float) -> float | None:
-    """L2 of what an adapter adds to the base's weights besides its factors, or of what changed in that since another
-    one; None where that one is of another form."""
+    """L2, at most, of what an adapter adds to the base's weights besides its factors, or of what changed in that since
+    another one; None where that one is of another form. Factors whose product rounding could hide count by their own
+    size (`products.l2_most`)."""
     squares = 0.0
     for name in tensors:
         if not name.endswith(".shift_A"):
             continue
         other = f"{name[:-1]}B"
         if last is None:
-            squares += l2_of((tensors[name], tensors[other])) ** 2
+            squares += l2_most((tensors[name], tensors[other])) ** 2
             continue
         if name not in last or last[name].shape != tensors[name].shape:
             return None

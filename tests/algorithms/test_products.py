@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 from fedsilo.protocol.factors import DriftSums, Pair
-from fedsilo.protocol.products import fresh, l2_between, l2_of, mean_product, residual_product, stacked
+from fedsilo.protocol.products import (
+    fresh,
+    l2_between,
+    l2_most,
+    l2_of,
+    mean_product,
+    residual_product,
+    size_of,
+    stacked,
+)
 
 RANK, INPUTS, OUTPUTS = 3, 20, 17
 
@@ -145,10 +156,10 @@ def same(one: Pair, other: Pair) -> bool:
     return all(x.tobytes() == y.tobytes() for x, y in zip(one, other, strict=True))
 
 
-def test_lengths_come_from_gram_matrices() -> None:
+def test_lengths_are_those_of_the_matrices_written_out() -> None:
     one, other = mean_product(silos(3)), silos(1, seed=5)[0]
     assert l2_of(one) == pytest.approx(np.linalg.norm(one[1] @ one[0]), rel=1e-12)
-    assert l2_between(one, other) == pytest.approx(np.linalg.norm(one[1] @ one[0] - dense(other)), rel=1e-9)
+    assert l2_between(one, other) == pytest.approx(np.linalg.norm(one[1] @ one[0] - dense(other)), rel=1e-6)
     assert l2_between(other, other) == pytest.approx(0.0, abs=1e-6 * l2_of(other))
 
 
@@ -157,3 +168,59 @@ def test_what_is_not_finite_has_no_factors() -> None:
     b[0, 0] = np.nan
     with pytest.raises(ValueError, match="finite"):
         fresh((a, b), RANK)
+
+
+def exact_l2(*products: Pair) -> Fraction:
+    """||sum of B A||_F squared, in whole fractions: no number is rounded."""
+    rows, columns = products[0][1].shape[0], products[0][0].shape[1]
+    total = Fraction(0)
+    for row in range(rows):
+        for column in range(columns):
+            terms = (
+                Fraction(float(b[row, k])) * Fraction(float(a[k, column])) for a, b in products for k in range(len(a))
+            )
+            total += sum(terms) ** 2
+    return total
+
+
+def cancelling(draws: np.random.Generator) -> Pair:
+    """Factors of which all large terms cancel: rows of A in pairs that differ in last bits, columns of B opposite."""
+    a, b = np.zeros((4, 5), np.float32), np.zeros((3, 4), np.float32)
+    for k in (0, 2):
+        a[k] = draws.normal(size=5) * 2.0 ** draws.integers(-20, 40)
+        a[k + 1] = a[k] * np.float32(1 + draws.integers(0, 3) * 2.0**-23)
+        b[:, k] = draws.normal(size=3) * 2.0 ** draws.integers(-20, 80)
+        b[:, k + 1] = -b[:, k]
+    return a, b
+
+
+def test_T20_no_factors_have_a_product_longer_than_what_is_measured() -> None:
+    draws = np.random.default_rng(3)
+    hidden = 0
+    for _ in range(200):
+        one, other = cancelling(draws), cancelling(draws)
+        assert Fraction(l2_most(one)) ** 2 >= exact_l2(one)
+        assert Fraction(l2_between(one, other)) ** 2 >= exact_l2(one, (other[0], -other[1]))
+        in_float32 = one[1] @ one[0]
+        assert np.linalg.norm(in_float32.astype(np.float64)) <= l2_most(one) * (1 + 1e-12)
+        a, b = (each.astype(np.float64) for each in one)
+        by_gram = max(0.0, float(np.vdot(a @ a.T, b.T @ b)))
+        hidden += Fraction(by_gram) < exact_l2(one) / 4
+    assert hidden > 20, "the Gram matrices of these would show less than half of many of them"
+
+
+def test_T20_the_whole_of_a_product_may_lie_in_the_last_bit_of_a_factor() -> None:
+    a, b = np.zeros((2, 6), np.float32), np.zeros((4, 2), np.float32)
+    a[:, 0], a[1, 1], b[0] = 2.0**20, 1 + 2.0**-23, (2.0**100, -(2.0**100))
+    a[0, 1] = 1
+    assert exact_l2((a, b)) == Fraction(2) ** 154
+    assert l2_most((a, b)) >= 2.0**77
+
+
+@pytest.mark.parametrize("rank", [1, 4, 17])
+def test_a_fresh_factorisation_is_balanced_and_measured_as_long_as_it_is(rank: int) -> None:
+    for seed in range(5):
+        made = fresh(silos(1, seed, rank)[0], rank)
+        length = float(np.linalg.norm(dense(made)))
+        assert size_of(made) == pytest.approx(np.linalg.svd(dense(made), compute_uv=False).sum(), rel=1e-5)
+        assert length <= l2_most(made) <= length * (1 + (rank**1.5 + 1) * 2.0**-24)

@@ -112,10 +112,23 @@ def shift_of(l2: float) -> dict[str, Array]:
     return tensors
 
 
+def hidden_shift() -> dict[str, Array]:
+    """An adapter whose shift is 2^77 long, of which the Gram matrices of its factors show nothing."""
+    tensors = {name: values.copy() for name, values in ZERO_SHIFT.items()}
+    factor_a, factor_b = (name for name in tensors if "shift" in name)
+    tensors[factor_a][:2, 0], tensors[factor_a][:2, 1] = 2.0**20, (1, 1 + 2.0**-23)
+    tensors[factor_b][0, :2] = 2.0**100, -(2.0**100)
+    return tensors
+
+
+def after(tensors: dict[str, Array], last: dict[str, Array] = ZERO_SHIFT) -> Case:
+    """A round after the adapter `last`."""
+    return SHIFTED.carrying(tensors).but(last_adapter_first=False, last_adapter=last, last_adapter_rounds=1)
+
+
 def shifted_by(l2: float, last: float | None = None) -> Case:
     """A round after an adapter with a shift of `last`; None: of as much."""
-    before = shift_of(l2 if last is None else last)
-    return SHIFTED.carrying(shift_of(l2)).but(last_adapter_first=False, last_adapter=before, last_adapter_rounds=1)
+    return after(shift_of(l2), shift_of(l2 if last is None else last))
 
 
 ADAPTERS = [
@@ -181,7 +194,9 @@ ADAPTERS = [
     *of(
         SHIFTED,
         ("L2 of the base's shift", "T20", shifted_by(SHIFT_MOST * OVER), shifted_by(SHIFT_MOST)),
+        ("L2 of the base's shift", "T20 hidden by cancellation", after(hidden_shift()), shifted_by(SHIFT_MOST)),
         ("L2 of the shift's step", "T20", shifted_by(SHIFT_STEP * OVER, 0.0), shifted_by(SHIFT_STEP, 0.0)),
+        ("L2 of the shift's step", "T20 hidden by cancellation", after(hidden_shift()), shifted_by(SHIFT_STEP, 0.0)),
     ),
 ]
 
