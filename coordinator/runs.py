@@ -232,28 +232,34 @@ class Agreements:
     # ---- a round ends --------------------------------------------------------------------------------
 
     def result(self, session: Session, plan: Plan, number: int, silo: str, body: pb.RoundResult) -> pb.RoundResult:
-        """A method's round.result with the transcript that it belongs to, a verdict on each silo of it, and whether it
-        was closed; recorded.
-
-        It is signed for itself, so that two silos that were told of two ends can prove it. Where each silo has a result
-        of its own, all are given the table of them, and so the same end to compare.
+        """A method's round.result for a silo, as `end` completes it.
 
         Raises:
             OperationError: the method ends one round in two ways, or gives a silo another's result; the coordinator
                 signs no such end.
         """
+        results = db.results_of(session, plan.run, number)
+        if results and body.adapter_digest != (results[silo].digest if silo in results else ""):
+            raise OperationError(f"round {number} of {plan.run} ends for {silo} with the result of another")
+        return self.end(session, plan, number, body)
+
+    def end(self, session: Session, plan: Plan, number: int, body: pb.RoundResult) -> pb.RoundResult:
+        """The end of a round with the transcript that it belongs to, a verdict on each silo of it, and whether it was
+        closed; recorded once, also where no silo is left that could be told of it.
+
+        It is signed for itself, so that two silos that were told of two ends can prove it. Where each silo has a result
+        of its own, all are given the table of them, and so the same end to compare.
+
+        Raises:
+            OperationError: the round ends in two ways.
+        """
         row = session.get(db.RoundTranscript, (plan.run, number))
         whole = pb.RoundResult()
         whole.CopyFrom(body)
-        ended_as = session.get_one(db.Round, (plan.run, number))
-        if ended_as.state == "closed":
-            whole.closed, ended_as.participants = True, db.as_json(list(body.participants))
-        if results := db.results_of(session, plan.run, number):
-            if body.adapter_digest != (results[silo].digest if silo in results else ""):
-                raise OperationError(f"round {number} of {plan.run} ends for {silo} with the result of another")
-            for each in results.values():
-                given = json.loads(each.participants)
-                whole.results.add(receiver=each.receiver, adapter_digest=each.digest, participants=given)
+        whole.closed = session.get_one(db.Round, (plan.run, number)).state == "closed"
+        for each in db.results_of(session, plan.run, number).values():
+            given = json.loads(each.participants)
+            whole.results.add(receiver=each.receiver, adapter_digest=each.digest, participants=given)
         if row is None:
             return whole
         whole.transcript_sha256 = row.digest
@@ -685,9 +691,15 @@ class ActiveRun:
             case Effect.AGGREGATE, Commit():
                 return self._commit(session, event)
             case Effect.CLOSE, Committed(number) | CloseRound(number) | rounds.RoundAbandoned(number):
-                self._close(session.get_one(db.Round, (self.name, number)))
+                self._close(row := session.get_one(db.Round, (self.name, number)))
                 if isinstance(event, CloseRound):
+                    row.participants = db.as_json(list(event.silos))
                     self.around.checkpoint()
+                if not isinstance(event, rounds.RoundAbandoned):
+                    digest = event.digest if isinstance(event, Committed) else row.base_digest
+                    end = pb.RoundResult(committed=isinstance(event, Committed), adapter_digest=digest,
+                                         participants=json.loads(row.participants))  # fmt: skip
+                    self.around.agreements.end(session, self.plan, number, end)
                 if before.round_state == "open":
                     self.around.publish(f"round.{self.life.round_state}", {"run": self.name, "round": number})
             case Effect.SEND_AWAY, _:

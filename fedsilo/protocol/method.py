@@ -134,9 +134,11 @@ class Commit:
 @dataclass(frozen=True)
 class CloseRound:
     """End the open round without an adapter, as it should: what its silos gave was for each other, or stays with them.
-    It comes before the round.result of the round; a round that sends its result without it is abandoned."""
+    It comes before the round.result of the round; a round that sends its result without it is abandoned. silos: whose
+    part of it has ended, in the plan's order."""
 
     round: int
+    silos: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -511,7 +511,7 @@ class Agreement:
             raise TranscriptRefused(
                 "TRANSCRIPT_DIFFERS", f"the result of round {item.round} does not belong to the transcript shown here"
             )
-        if body.committed if method_named(plan.method).keeps_own else body.closed:
+        if body.closed if method_named(plan.method).update_kinds(plan) else body.committed:
             # one of the two for each method, so never both: no check of a log takes an end that can be read twice
             raise TranscriptRefused(
                 "RESULT_MALFORMED", f"round {item.round} ends in a way in which no round of {plan.method} ends"

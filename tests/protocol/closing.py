@@ -74,7 +74,7 @@ class Coordinator:
         gave = [silo for silo in state.plan.silos if silo in state.gave]
         body = pb.RoundResult(adapter_digest=state.base, participants=gave if enough else [])
         ends = (
-            *[m.CloseRound(number)] * enough,
+            *[m.CloseRound(number, tuple(gave))] * enough,
             *(m.Send(silo, "round.result", number, 0, body) for silo in state.silos),
         )
         state = replace(state, closed=state.closed + enough)

@@ -258,7 +258,7 @@ def test_a_method_commits_nothing_below_the_quorum_and_nothing_that_was_not_take
         assert rounds.step(run.life, m.Commit(1, (m.Result(silos, digests),)), 0.0).code == CONFLICT
     run.say(m.SiloAbstained("b", 1, 0))
     assert run.life.round == 2 and not run.commits and ROUND["open"]["abandon"].next == "abandoned"
-    assert run.life.round_state == "open" and rounds.step(run.life, m.CloseRound(1), 0.0).code == CONFLICT
+    assert run.life.round_state == "open" and rounds.step(run.life, m.CloseRound(1, ("a", "b")), 0.0).code == CONFLICT
     # the counterpart: the same update, and one more, is committed
     other = opened(quorum=2)
     other.say(update("a", "x"))
@@ -268,13 +268,13 @@ def test_a_method_commits_nothing_below_the_quorum_and_nothing_that_was_not_take
 
 def test_a_round_that_its_method_closes_is_over_and_is_not_abandoned_any_more() -> None:
     run = opened(quorum=2)
-    closed = rounds.step(run.life, m.CloseRound(1), 0.0)
+    closed = rounds.step(run.life, m.CloseRound(1, ("a", "b")), 0.0)
     assert closed.verdict is Verdict.ACCEPTED and closed.life.round_state == "closed"
     assert not closed.life.deadlines.keys() & {"round/1", f"{rounds.AGREEMENT}1"}
     late = rounds.step(closed.life, update("a", "x"), 0.0)
     assert (late.verdict, late.code) == (Verdict.REFUSED, WireCode.ROUND_CLOSED)
     assert rounds.step(closed.life, rounds.RoundAbandoned(1), 0.0).verdict is Verdict.IGNORED
-    assert rounds.step(closed.life, m.CloseRound(1), 0.0).code == CONFLICT, "once"
+    assert rounds.step(closed.life, m.CloseRound(1, ("a", "b")), 0.0).code == CONFLICT, "once"
     assert rounds.step(closed.life, rounds.RoundOpened(2), 0.0).life.round == 2
     ended = rounds.step(closed.life, m.FinishRun("finished"), 0.0).life
     assert (ended.state, ended.round_state) == ("finished", "closed")

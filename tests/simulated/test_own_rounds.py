@@ -12,10 +12,11 @@ from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.transcript import KnownKey, check_record
 from silo.guard.trainer_process.supervisor import Given
 from silo.link import LinkMessage
 from tests.policies import setting
-from tests.simulated.coordinator_parts import RUN_YAML, SILOS, played, until_quiet
+from tests.simulated.coordinator_parts import COORDINATOR, RUN_YAML, SILOS, played, until_quiet
 from tests.world import PEER_KEYS, Loop
 
 OWN = sorted(name for name, method in METHODS.items() if method.keeps_own)
@@ -55,6 +56,28 @@ def test_a_site_that_keeps_its_figures_back_ends_its_part_of_a_round_all_the_sam
     assert [row["state"] for row in record["rounds"]] == ["closed", "closed"]
     assert all(set(row["metrics"]) == set(SILOS[1:]) for row in record["rounds"])
     assert all(row["participants"] == list(SILOS) for row in record["rounds"])
+
+
+@pytest.mark.parametrize(("method", "last", "state"), [("local-only", "metrics.eval", "closed"),
+                                                     ("fedavg-grpo", "lora.factors", "committed")])  # fmt: skip
+@pytest.mark.parametrize("left_with", [2, 1])
+def test_T20_a_round_that_is_done_has_a_signed_end_also_where_nobody_is_left_to_hear_of_it(
+    tmp_path: Path, method: str, last: str, state: str, left_with: int
+) -> None:
+    """Two of four give what ends their part and leave, then the others; with one that gave, the round is abandoned."""
+    silent = {place: frozenset({last}) for place in range(left_with, 4)}
+    house, silos = played(tmp_path, RUN_YAML.replace("method: pubswap", f"method: {method}"), silent)
+    for silo in silos:
+        silo.say("control.abstain", pb.Abstain(), run="run-1")
+    record, key = house.record(), house.key.public_key()
+    assert (house.run().state, house.run().reason) == ("failed", "NO_SILO_LEFT")
+    (row,) = record["rounds"]
+    done = left_with == 2
+    assert row["state"] == (state if done else "abandoned")
+    assert row["participants"] == (list(SILOS[:2]) if done else [])
+    assert bool(row["transcript"].get("result")) is done
+    keys = {COORDINATOR: KnownKey(key.public_bytes_raw())}
+    assert check_record(record, signer=COORDINATOR, public_key=key, keys=keys).problems == ()
 
 
 # ---- at a silo -------------------------------------------------------------------------------------------

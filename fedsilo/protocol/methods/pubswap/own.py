@@ -61,10 +61,10 @@ class Coordinator(by_step.Coordinator):
             note = Note("round_abandoned", state.round, 0, {"uploads": len(ended), "quorum": state.plan.quorum})
             state, actions = self._after_round(state, committed=False)
             return state, (note, *actions)
-        number = state.round
+        number, silos = state.round, tuple(silo for silo in state.plan.silos if silo in ended)
         state = replace(state, uploads=ended, committed_rounds=state.committed_rounds + 1)
         state, actions = self._after_round(state, committed=False, closed=True)
-        return state, (CloseRound(number), *actions)
+        return state, (CloseRound(number, silos), *actions)
 
 
 _Step = tuple[by_step.SiloState, tuple[SiloAction, ...]]
