@@ -258,7 +258,9 @@ class _Facts:
         self, session: Session, run: db.Run, row: db.Round, plan: Plan, marks: Sequence[Mark], live: Live
     ) -> None:
         self._row, self._plan = row, plan
-        self._update_kind = method_named(plan.method).update_kind(plan, row.number)
+        self._method = method_named(plan.method)
+        self._update_kind = self._method.update_kind(plan, row.number)
+        self._last_kind = self._method.last_kind(plan, row.number)
         self.closed = seconds_between(row.opened_at, row.closed_at)
         self.elapsed = seconds_between(row.opened_at, live.now)
         self._over = is_over(run.state)
@@ -296,14 +298,15 @@ class _Facts:
             ends.append(("sign", 0, at, done))
         for step in self._steps:
             ends.append(("train", step, *self._arrived(silo, "public.responses", step)))
-        update = self._arrived(silo, self._update_kind, 0) if self._update_kind else (None, True)
-        if self._update_kind:
+        update = self._arrived(silo, self._last_kind, 0) if self._last_kind else (None, True)
+        if self._last_kind:
             ends.append(("update", 0, *update))
         if self._open and update[1]:
             ends.append(("others", 0, None, False))
         if not self._open:
             ends.append(("others", 0, self.closed if update[1] else None, update[1]))
-            ends.append(("eval", 0, *self._arrived(silo, "metrics.eval", 0)))
+            if self._last_kind != "metrics.eval":  # else they came in the round itself
+                ends.append(("eval", 0, *self._arrived(silo, "metrics.eval", 0)))
         phases: list[answers.Phase] = []
         last, waiting = 0.0, False
         for phase, step, at, done in ends:
@@ -336,7 +339,10 @@ class _Facts:
         return (None, False) if upload is None else (seconds_between(self._row.opened_at, upload.received_at), True)
 
     def quorum(self) -> answers.Quorum:
-        given = [at for silo in self.roster for at, there in [self._arrived(silo, self._update_kind, 0)] if there]
+        given = [at for silo in self.roster for at, there in [self._arrived(silo, self._last_kind, 0)] if there]
+        if self._method.evaluates_own:  # a site's no to its figures ends its part as well
+            given += [None for silo in self.roster if self._kept_back.get((silo, 0)) == DECLINED
+                      and not self._arrived(silo, self._last_kind, 0)[1]]  # fmt: skip
         known = sorted(at for at in given if at is not None)
         needed = self._plan.quorum
         reached = known[needed - 1] if len(known) >= needed else None

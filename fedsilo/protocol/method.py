@@ -295,3 +295,7 @@ class Method:
     def update_kind(self, plan: Plan, number: int) -> str:
         """Return the kind of the message by which a round's update leaves a silo; empty where none does."""
         return in_turn(self.update_kinds(plan), number)
+
+    def last_kind(self, plan: Plan, number: int) -> str:
+        """Return the kind of the message that ends a silo's part of a round; empty where none does."""
+        return "metrics.eval" if self.evaluates_own else self.update_kind(plan, number)

@@ -17,6 +17,7 @@ from silo.guard.trainer_process.supervisor import Given
 from silo.link import LinkMessage
 from tests.policies import setting
 from tests.simulated.coordinator_parts import COORDINATOR, RUN_YAML, SILOS, played, until_quiet
+from tests.simulated.queries import rounds_of
 from tests.world import PEER_KEYS, Loop
 
 OWN = sorted(name for name, method in METHODS.items() if method.keeps_own)
@@ -78,6 +79,18 @@ def test_T20_a_round_that_is_done_has_a_signed_end_also_where_nobody_is_left_to_
     assert bool(row["transcript"].get("result")) is done
     keys = {COORDINATOR: KnownKey(key.public_bytes_raw())}
     assert check_record(record, signer=COORDINATOR, public_key=key, keys=keys).problems == ()
+
+
+def test_the_view_of_a_round_awaits_the_figures_that_end_each_silos_part(tmp_path: Path) -> None:
+    """One silo has sent them, the site of another keeps them back, and two still train."""
+    silent = {place: frozenset({"metrics.eval"}) for place in (1, 2, 3)}
+    house, silos = played(tmp_path, RUN_YAML.replace("method: pubswap", "method: local-only"), silent)
+    silos[1].say("control.declined", pb.Declined(kind="metrics.eval", round=1), run="run-1", number=1)
+    shown = rounds_of(house)({})
+    states = {row["silo"]: row["state"] for row in shown["silos"]}
+    assert states == dict(zip(SILOS, ("waits", "declined", "awaited", "awaited"), strict=True))
+    assert [(each["silo"], each["phase"]) for each in shown["awaited"]] == [(silo, "update") for silo in SILOS[2:]]
+    assert (shown["quorum"]["given"], shown["quorum"]["needed"]) == (2, 2)
 
 
 # ---- at a silo -------------------------------------------------------------------------------------------
