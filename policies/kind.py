@@ -680,22 +680,24 @@ SHARED = (pinned_set, one_per_step, some_per_round, PER_DAY, UNITS_PER_STEP, TEX
 
 
 def server_step(plan: Plan | None, schema: LoraSchema | None) -> Facts:
-    """What bounds a round's step by the plan's server optimiser; nothing where it has none. `step_most` is None where
-    nothing but the length of the updates bounds it."""
-    if plan is None or plan.server_optimiser.name == "none":
+    """What bounds a round's step by the plan; nothing where that is the length of the longest update. `step_most` is
+    None where nothing but that length bounds it, and `step_scale` where that does not either."""
+    if plan is None:
         return {}
     elements = sum(math.prod(shape) for _, shape in schema.updates[0]) if schema is not None else 0
-    bound = step_bound(plan, elements)
+    bound, name = step_bound(plan, elements), plan.server_optimiser.name
+    if name == "none" and bound == StepBound():
+        return {}
     return {
-        "server_optimiser": plan.server_optimiser.name,
-        "step_scale": bound.scale,
+        **({} if name == "none" else {"server_optimiser": name}),
+        "step_scale": bound.scale if math.isfinite(bound.scale) else None,  # no record takes what is not finite
         "step_most": bound.most if schema is not None and math.isfinite(bound.most) else None,
     }
 
 
 def step_limit(facts: Facts, longest: float) -> float:
-    """Return the limit of a round's step, where what its updates come to is no longer than that."""
-    if "server_optimiser" not in facts:
+    """Return the limit of a round's step, where none of its updates is longer than that; not finite: there is none."""
+    if "step_scale" not in facts:
         return longest
-    most = math.inf if facts["step_most"] is None else facts["step_most"]
-    return StepBound(facts["step_scale"], most).of(longest)
+    scale, most = (math.inf if facts[name] is None else facts[name] for name in ("step_scale", "step_most"))
+    return StepBound(scale, most).of(longest)

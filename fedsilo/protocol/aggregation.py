@@ -138,8 +138,8 @@ ROUNDING: Final = 1 + 2**-16  # what float32 adds to a step at most, over the ro
 
 @dataclass(frozen=True)
 class StepBound:
-    """How far the adapter moves in a round at most (L2): the smaller of `scale` times the longest that D may be, and
-    `most`, which holds however long D is."""
+    """How far the adapter moves in a round at most (L2): the smaller of `scale` times the longest that an update may
+    be, and `most`, which holds however long they are."""
 
     scale: float = 1.0
     most: float = math.inf
@@ -149,7 +149,8 @@ class StepBound:
 
 
 def step_bound(plan: Plan, elements: int) -> StepBound:
-    """Return what follows for a round's step from the signed plan, where in no round ||D|| > L.
+    """Return what follows for a round's step from the signed plan, where in no round an update is longer than l, so
+    that ||D|| <= L = l `aggregate_bound`.
 
     Momentum, in round t: v = sum_{k<t} beta^k D_{t-k}, so ||eta v|| <= eta L (1 - beta^t) / (1 - beta).
     Nesterov: D_t has the weight 1 + beta and D_{t-k} beta^(k+1), together sum_{k<=t} beta^k, so the same with t + 1.
@@ -168,18 +169,39 @@ def step_bound(plan: Plan, elements: int) -> StepBound:
         elements: n, how many numbers the run trains.
     """
     optimiser, rounds = plan.server_optimiser, plan.rounds
+    length = aggregate_bound(plan)
     rate = optimiser.learning_rate * ROUNDING
     match optimiser.name:
         case "momentum":
-            return StepBound(rate * _powers(optimiser.momentum, rounds))
+            return StepBound(length * rate * _powers(optimiser.momentum, rounds))
         case "nesterov":
-            return StepBound(rate * _powers(optimiser.momentum, rounds + 1))
+            return StepBound(length * rate * _powers(optimiser.momentum, rounds + 1))
         case "adam":
             b1, b2 = optimiser.beta1, optimiser.beta2
             powers = 1.0 if b1 == 0 else _powers(b1 * b1 / b2, rounds) if b2 > 0 else math.inf
             each = (1 - b1) * math.sqrt(powers / (1 - b2))
-            return StepBound(rate * (1 - b1**rounds) / optimiser.tau, rate * each * math.sqrt(elements))
-    return StepBound()
+            return StepBound(length * rate * (1 - b1**rounds) / optimiser.tau, rate * each * math.sqrt(elements))
+    return StepBound(length * ROUNDING) if length > 1 else StepBound()
+
+
+def aggregate_bound(plan: Plan) -> float:
+    """Return how long D is at most, for each unit of the longest update: 1 for a mean.
+
+    Median of N: for each number, floor(N/2) + 1 updates add up to as many squares of it at least, those on its side of
+    0 that are no smaller; of an even N it is m = (a + b)/2 with a <= b, and N/2 b^2 + a^2 >= (N/2 + 1) m^2. So
+    (floor(N/2) + 1) ||D||^2 <= sum_n ||D_n||^2 <= N l^2. Trimmed mean: what is left has squares of (N - 2t) m^2 at
+    least, and the t on the far side of it are no smaller than m, so (N - t) ||D||^2 <= N l^2. Both are below 2^(1/2).
+    Weights of `silo_weights: silos` add up to mean(steps) mean(1/steps), at most (f + s)^2 / (4 f s) where the fewest
+    steps are f and the most s (Kantorovich), which is 81/32 where a silo takes one in 8. N is from the quorum up.
+    """
+    if plan.aggregate == "median":
+        return math.sqrt(max(count / (count // 2 + 1) for count in range(plan.quorum, len(plan.silos) + 1)))
+    if plan.aggregate == "trimmed_mean":
+        return math.sqrt(plan.quorum / (plan.quorum - plan.trim))
+    steps = [plan.steps_of(silo) for silo in plan.silos]
+    if plan.silo_weights == "steps" or len(set(steps)) == 1:
+        return 1.0
+    return (min(steps) + max(steps)) ** 2 / (4 * min(steps) * max(steps))
 
 
 def _powers(q: float, count: int) -> float:

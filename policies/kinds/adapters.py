@@ -462,7 +462,8 @@ def adapter_step(facts: Facts, block: GlobalAdapter, path: Path) -> Judgement:
     since the last adapter is gone or of another form, is refused.
 
     `max_step_l2` is the longest that what a round's updates come to may be. Where the signed plan has a server
-    optimiser, the limit of a step follows from it (`fedsilo.protocol.aggregation.step_bound`).
+    optimiser, takes a median or a trimmed mean, or weights silos by their steps, the limit of a step follows from it
+    (`fedsilo.protocol.aggregation.step_bound`).
     """
     path = (*path, "max_step_l2")
     if facts["first_of_run"] is True:

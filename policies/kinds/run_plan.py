@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -221,18 +222,22 @@ def _is_schema(facts: Facts, policy: Policy, name: str) -> bool:
 
 @rule("plan schema", "PLAN_SCHEMA")
 def plan_schema(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """The plan trains the schema that this site may send, on the dtype that it may send."""
+    """The plan trains, in all of its rounds, the schema that this site may send, on the dtype that it may send, and
+    freezes what that schema freezes."""
     schemas = _schemas_trained(facts, policy)
     if not schemas:
         # A site that sends no factors cannot be asked to train any for a method that sends them.
         return holds(False, ("egress",), measured=facts["schema_sha256"], limit="a schema under egress")
-    name = next((name for _, name in schemas if _is_schema(facts, policy, name)), schemas[0][1])
-    pin, path = policy.file.lora_schemas[name], ("lora_schemas", name)
-    if facts["wire_dtype"] != pin.dtype:
-        return equal(facts["wire_dtype"], pin.dtype, (*path, "dtype"))
-    if facts["rank"] != pin.rank:
-        return equal(facts["rank"], pin.rank, (*path, "rank"))
-    return equal(facts["schema_sha256"], pin.sha256, (*path, "sha256"))
+    names = [name for _, name in schemas]
+    if not schemas[0][0]:  # nothing leaves, so any of them
+        names = [next((name for name in names if _is_schema(facts, policy, name)), names[0])]
+    for name in names:
+        pin, path = policy.file.lora_schemas[name], ("lora_schemas", name)
+        for fact, key in (("wire_dtype", "dtype"), ("rank", "rank"), ("freeze", "freeze"), ("schema_sha256", "sha256")):
+            judgement = equal(facts[fact], getattr(pin, key), (*path, key))
+            if judgement.outcome == "deny":
+                return judgement
+    return judgement
 
 
 @rule("plan frozen factors", "PLAN_SCHEMA")
@@ -292,12 +297,13 @@ def plan_updates(facts: Facts, policy: Policy, history: History) -> Judgement:
 
 @rule("plan's server optimiser", "PLAN_STEP")
 def plan_step(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """With the plan's server optimiser, one round's step is never longer than a whole adapter may be here: a plan
-    cannot make `max_step_l2` say nothing (T20)."""
+    """As the plan aggregates, and with its server optimiser, one round's step is never longer than a whole adapter may
+    be here: a plan cannot make `max_step_l2` say nothing (T20)."""
     path, adapter = ("ingress", "global.adapter", "max_l2"), policy.file.ingress.global_adapter
-    if adapter is None or "server_optimiser" not in facts:
+    if adapter is None or "step_scale" not in facts:
         return not_applicable(path)
-    return at_most(step_limit(facts, adapter.max_step_l2), adapter.max_l2, path)
+    step = step_limit(facts, adapter.max_step_l2)
+    return at_most(step if math.isfinite(step) else None, adapter.max_l2, path)
 
 
 @rule("plan fits the round's limits", "PLAN_SIZE")
@@ -314,10 +320,16 @@ def plan_fits(facts: Facts, policy: Policy, history: History) -> Judgement:
 @rule("plan gives enough records", "PLAN_SIZE")
 def plan_records(facts: Facts, policy: Policy, history: History) -> Judgement:
     """A plan whose rounds are too small, or too long, for their update to leave is refused before any training (T7)."""
-    kind, _ = next(iter(_schemas_trained(facts, policy)), ("", ""))
-    outbound, path = policy.file.egress.updates.get(kind), ("egress", kind)
-    if outbound is None:
-        return not_applicable()
+    judgement = not_applicable()
+    for kind, _ in _schemas_trained(facts, policy):
+        if (outbound := policy.file.egress.updates.get(kind)) is not None:
+            judgement = _gives_enough(facts, outbound, ("egress", kind))
+        if judgement.outcome == "deny":
+            break
+    return judgement
+
+
+def _gives_enough(facts: Facts, outbound: Any, path: Path) -> Judgement:
     if facts["local_steps"] > outbound.max_steps:
         return at_most(facts["local_steps"], outbound.max_steps, (*path, "max_steps"))
     public = facts["fewest_public_steps"] if "public.responses" in facts["method_kinds"] else 0

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsilo.protocol.aggregation import STATES, ElementWise, averaged, step_bound
-from fedsilo.protocol.codec import canonical_values
+from fedsilo.protocol.aggregation import STATES, ElementWise, aggregate_bound, average_of, averaged, step_bound
+from fedsilo.protocol.codec import Array, canonical_values
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.factors import mean_delta
 from fedsilo.protocol.methods import METHODS, require_exchange
@@ -196,3 +196,37 @@ def test_a_method_that_does_not_average_has_none(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageError) as refused:
         require_exchange(plan)
     assert refused.value.code == "SERVER_OPTIMISER"
+
+
+def all_but_one(count: int) -> list[Array]:
+    """Unit vectors, of which each lacks one number: whatever ranks numbers gets all of them large."""
+    return [((1 - np.eye(count)[n]) / np.sqrt(count - 1)).astype(np.float32) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "tight"),
+    [
+        ({"aggregate": "median"}, 3, True),
+        ({"aggregate": "median"}, 4, False),
+        ({"aggregate": "median"}, 7, False),
+        ({"aggregate": "trimmed_mean", "trim": 1}, 4, True),
+        ({"aggregate": "trimmed_mean", "trim": 2}, 7, False),
+        ({"silo_steps": {"s0": 1}, "local_steps": 8}, 2, False),
+        ({"silo_steps": {"s0": 1}, "local_steps": 8, "silo_weights": "steps"}, 2, False),
+        ({}, 5, False),
+    ],
+)
+def test_T20_what_updates_come_to_is_no_longer_than_the_plan_s_bound(changes: Any, count: int, tight: bool) -> None:
+    silos = tuple(f"s{n}" for n in range(count))
+    plan = setting.PLAN.model_copy(update={"silos": silos, "quorum": count, **changes})
+    bound, average = aggregate_bound(plan), average_of(plan, silos)
+    draws = np.random.default_rng(7)
+    for _ in range(100):
+        deltas = [draws.normal(size=6) * draws.integers(0, 2, 6) + 0.5 for _ in silos]
+        units = [(each / np.linalg.norm(each)).astype(np.float32) for each in deltas]
+        assert np.linalg.norm(average(units)) <= bound * (1 + 1e-6)
+    length = np.linalg.norm(average(all_but_one(count)))
+    assert length == pytest.approx(bound, rel=1e-6) if tight else length <= bound * (1 + 1e-6)
+    same = [np.float32([1, 0])] * count
+    assert np.linalg.norm(average(same)) <= bound * (1 + 1e-6)
+    assert bound < 1.5 or "silo_steps" in changes

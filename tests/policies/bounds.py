@@ -349,6 +349,7 @@ TEXTS = [
 PLANNED, OPENED = good("run.plan"), good("round.open")
 assert isinstance(PLANNED.message.body, pb.RunPlan)
 PLAN = plan_from_canonical(PLANNED.message.body.canonical_json)
+ROLORA, FROZEN = good("run.plan", "rolora"), good("run.plan", "ffa-lora")
 STEPS = {2: (0, 1, 2), 4: (0, 1, 2)}
 AGAIN = OPENED.knowing(open_round=1, open_steps=STEPS)  # the open round, said once more
 
@@ -359,6 +360,14 @@ def plan(**changes: Any) -> dict[str, Any]:
 
 def lora(**changes: Any) -> dict[str, Any]:
     return plan(lora=PLAN.lora.model_copy(update=changes))
+
+
+def other_freeze() -> Case:
+    """The plan of FFA-LoRA that says RoLoRA: what the first round freezes is the same."""
+    assert isinstance(FROZEN.message.body, pb.RunPlan)
+    made = plan_from_canonical(FROZEN.message.body.canonical_json)
+    lora = made.lora.model_copy(update={"freeze": "alternate"})
+    return FROZEN.but(canonical_json=made.model_copy(update={"lora": lora}).canonical())
 
 
 def rollout(**changes: Any) -> dict[str, Any]:
@@ -425,6 +434,8 @@ RUNS = [
         ("plan model", "tokenizer", plan(tokenizer_sha256=HASH["base"])),
         ("plan schema", "another", lora(schema_sha256=HASH["base"])),
         ("plan schema", "dtype", plan(wire_dtype="bfloat16")),
+        ("plan schema", "T6 another freeze", other_freeze(), FROZEN),
+        ("plan gives enough records", "T7 the other factor", ROLORA.limit("min_records", 1000), ROLORA),
         ("plan sets", "T12 public", plan(public_set_sha256=HASH["base"])),
         ("plan sets", "T12 rows", plan(public_set_rows=11)),
         ("plan sets", "held out", plan(held_out_sha256=HASH["base"])),

@@ -151,9 +151,25 @@ def test_T20_a_plan_whose_step_may_be_longer_than_an_adapter_is_refused_before_a
     for rate, reasons in ((within, ()), (within * (1 + 2**-13), ("PLAN_STEP",)), (1e300, ("PLAN_STEP",))):
         plan = _plan(name="momentum", learning_rate=rate, momentum=0.5)
         assert judged(_plan_message(plan), POLICY, plan=None, **FROM_COORDINATOR).reasons == reasons
-    assert "server_optimiser" not in measure(_plan_message(PLAN), context(plan=None)), (
+    assert not {"server_optimiser", "step_scale"} & set(measure(_plan_message(PLAN), context(plan=None))), (
         "facts of others stay as they were"
     )
+
+
+def test_T20_a_plan_whose_step_has_no_finite_bound_is_refused_by_its_rule() -> None:
+    plan = _plan(name="adam", learning_rate=1e300, tau=1e-300)
+    facts = measure(_plan_message(plan), context(plan=None))
+    assert facts["step_scale"] is None
+    assert judged(_plan_message(plan), POLICY, plan=None, **FROM_COORDINATOR).reasons == ("PLAN_STEP",)
+
+
+def test_T20_a_median_of_three_may_be_longer_than_each_of_them() -> None:
+    """(1, 1, 0), (1, 0, 1) and (0, 1, 1) have the median (1, 1, 1): longer by the root of 3/2."""
+    plan = PLAN.model_copy(update={"aggregate": "median", "silos": ("a", "b", "c"), "quorum": 3})
+    at, last = STEP * math.sqrt(1.5), _at(0.0, 0.0)
+    assert _judged(_adapter(_at(at * (1 - 2**-20), 0.0)), last, plan=plan).verdict == "allow"
+    assert _judged(_adapter(_at(at * (1 + 2**-14), 0.0)), last, plan=plan).reasons == ("ADAPTER_STEP",)
+    assert _judged(_adapter(_at(at * (1 - 2**-20), 0.0)), last, plan=PLAN).reasons == ("ADAPTER_STEP",)
 
 
 # ---- what is not known -----------------------------------------------------------------------------
