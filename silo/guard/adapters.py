@@ -28,11 +28,22 @@ from fedsilo.files.durable import (
 )
 from fedsilo.protocol.codec import Array, Buffer, decode_factors, sha256_hex
 from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.factors import TURNS
+from fedsilo.protocol.plan import Plan
 
 ADAPTERS_KEPT = 3
 SETTLED_NANOSECONDS = 100_000_000
 
 _State = tuple[int, int, int, int, int]  # of a file: device, inode, bytes, and when content and inode changed (ns)
+
+
+def frozen_under(plan: Plan | None) -> str:
+    """Return what an adapter is stored as let in for, by which another run may find it (T6): the digest of the factors
+    that the plan freezes. Where what is fixed takes turns its run is part of it: after the second round A is no longer
+    what the seed draws, and another run has to judge it."""
+    if plan is None:
+        return ""
+    return plan.lora.frozen_sha256 if len(TURNS[plan.lora.freeze]) == 1 else f"{plan.lora.frozen_sha256} {plan.run}"
 
 
 class Arriving:
@@ -106,8 +117,7 @@ class AdapterStore:
 
         Args:
             digest: of the payload.
-            frozen_sha256: digest of the factors that the plan freezes, which it must have been let in for (T6); None
-                where no plan asks.
+            frozen_sha256: `frozen_under` of the plan, which it must have been let in for (T6); None where no plan asks.
             after: what it must have been measured from when it came in (`RunView.step_from`); None where any will do.
         """
         if after is not None and self._known.get(digest, {}).get("after") != after:
@@ -198,7 +208,7 @@ class AdapterStore:
             digest: of the payload.
             payload: its bytes.
             l2: norm over all factors.
-            frozen_sha256: digest of the factors that the plan freezes.
+            frozen_sha256: `frozen_under` of the plan.
             after: what it was measured from.
             in_use: digests of others that stay, however old they are: the next one is measured from the last (T20).
         """

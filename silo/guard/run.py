@@ -68,7 +68,7 @@ from fedsilo.protocol.tasks import FIRST, LoadAdapter, LoadOwn, LoadReference, T
 from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
-from silo.guard.adapters import AdapterStore
+from silo.guard.adapters import AdapterStore, frozen_under
 from silo.guard.coordinator_client import CoordinatorClient
 from silo.guard.decisions import Judge, Outcomes, RunView, halts
 from silo.guard.gate import Gate
@@ -1129,7 +1129,7 @@ class RunManager:
             UnreachableError, NotAllowedError, DeniedError: nothing came.
         """
         view = self._judge.view
-        frozen = view.plan.lora.frozen_sha256 if view.plan is not None else ""
+        frozen = frozen_under(view.plan)
         # One that was measured from another than this run's last adapter was never measured from that (T20).
         after = None if view.last_adapter in ("", digest) else view.step_from
         payload: Buffer | None = self._adapters.find(digest, frozen_sha256=frozen, after=after)
@@ -1146,7 +1146,7 @@ class RunManager:
         """Return the payload of the adapter that the KL term is against, as it was let in under this run's plan.
         Nothing is trained from it, so its distance from the run's last adapter does not count. Raises as `adapter`."""
         plan = self._judge.view.plan
-        payload = self._adapters.find(digest, frozen_sha256=plan.lora.frozen_sha256) if plan is not None else None
+        payload = self._adapters.find(digest, frozen_sha256=frozen_under(plan)) if plan is not None else None
         return self.adapter(digest) if payload is None else payload
 
     def _fetched(self, digest: str) -> Inbound:
