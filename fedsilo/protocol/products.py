@@ -98,7 +98,8 @@ def l2_of(product: Pair) -> float:
     """||B A||_F = ||R_B R_A^T||_F, of the triangles of B = Q_B R_B and A^T = Q_A R_A. Right to 2^-50 or so of
     `size_of`. Gram matrices would be right to the root of that alone, and hide what a sender of factors wants."""
     a, b = (np.asarray(each, np.float64) for each in product)
-    return float(np.linalg.norm(np.linalg.qr(b, mode="r") @ np.linalg.qr(a.T, mode="r").T))
+    r_b, r_a = (np.asarray(np.linalg.qr(each, mode="r")) for each in (b, a.T))
+    return float(np.linalg.norm(r_b @ r_a.T))
 
 
 def size_of(product: Pair) -> float:
