@@ -202,7 +202,9 @@ class BannerLock(Lock):
 
 
 class BannerConsole(FedConsole):
-    """Args:
+    """Console with a bar on top that says what it shows, such as a recording that is played back.
+
+    Args:
     banner: what the bar says, such as `Replay.banner`.
     replay: what `.` pauses and `<` `>` move; None where nothing is played back.
     options: of `FedConsole`."""

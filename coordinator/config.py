@@ -17,7 +17,7 @@ from fedsilo.files.durable import read_regular
 from fedsilo.grading.own_verifiers import OwnPartsVerifier
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.errors import NotFoundError, UsageError
-from fedsilo.protocol.plan import Name, Sha256
+from fedsilo.protocol.plan import Name, Sha256, SiloModel
 
 PORT_MAX = 65535
 UNIX_PATH_BYTES_MAX = 107  # a unix socket's address is a C string of 108 bytes, the closing zero among them
@@ -36,15 +36,6 @@ class IdentityFiles(_Closed):
     operators: Path  # roles.yaml: who may submit, start and abort runs here
 
 
-class ExpectedModel(_Closed):
-    """Hashes of a silo that has a model of its own."""
-
-    base_model_sha256: Sha256
-    tokenizer_sha256: Sha256
-    template_sha256: Sha256
-    lora_schema_sha256: Sha256
-
-
 class Expected(_Closed):
     """Hashes that a silo must have to join; a difference is refused with both values."""
 
@@ -59,7 +50,7 @@ class Expected(_Closed):
     mixed_verifiers: Literal["refuse", "allow"] = "refuse"
     lora_schema: Path  # JSON as `fedsilo policy schema make` writes it
     # Silos with another model: they join, and take part in runs whose method lets models differ (`responses-only`).
-    models: dict[str, ExpectedModel] = Field(default_factory=dict)
+    models: dict[str, SiloModel] = Field(default_factory=dict)
 
 
 class PublicFile(_Closed):

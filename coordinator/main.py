@@ -68,7 +68,6 @@ from fedsilo.protocol.clocks import in_words as time_in_words
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.kinds import TENSOR_KINDS
-from fedsilo.protocol.plan import SiloModel
 from policies.load import load_policy
 from policies.model import Policy
 from policies.schema import LoraSchema, schema_from_json
@@ -252,7 +251,7 @@ def check_shared(config: CoordinatorConfig) -> Shared:
         held_out_sha256=config.held_out.sha256,
         own_verifiers_sha256=expected.own_verifiers_sha256 or "",
         mixed_verifiers=expected.mixed_verifiers,
-        models={silo: SiloModel(**each.model_dump()) for silo, each in expected.models.items()},
+        models=expected.models,
     )
     return Shared(config, charter, schema, public, agreed, tuple(warnings))
 
