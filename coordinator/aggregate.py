@@ -211,12 +211,12 @@ def aggregate(
             header.base_digest = base_digest
             beside.write(factors_start(header))
 
-        def write(values: Array, *kept: Array) -> None:
+        def write(values: Array, *state_values: Array) -> None:
             spool.write(values.astype("<f4", copy=False).data)
             if norm is not None and isinstance(how, ElementWise):
                 norm.add(values)
-            if kept and beside is not None:
-                beside.write(np.stack(kept, axis=-1).astype("<f4", copy=False).data)
+            if state_values and beside is not None:
+                beside.write(np.stack(state_values, axis=-1).astype("<f4", copy=False).data)
 
         behind, waiting = stack.enter_context(ThreadPoolExecutor(1)), deque[Future[None]]()
         for tile in tiles:
@@ -248,7 +248,7 @@ def _combined(
     fixed: Fixed,
     tile_elements: int,
 ) -> Iterator[tuple[Array, ...]]:
-    """The new master's values from front to back, canonical, each tile with those of what is kept beside it."""
+    """The new master's values from front to back, canonical, each tile with its elements' state."""
     in_uploads = 0  # elements of the uploads that are passed: they hold the trained tensors in the same order
     for is_copied, group in itertools.groupby(base.places, lambda place: is_fixed(place.name, fixed)):
         places = list(group)
@@ -260,19 +260,19 @@ def _combined(
                 yield (tile,)
                 continue
             first, last = in_uploads + start, in_uploads + stop
-            given = [reader.tile(reader.places[0], first, last) for reader in readers]
-            kept = _kept_beside(before, how.state, first, last)
-            made = tuple(np.asarray(each, dtype=np.float32) for each in how.combine(tile, given, kept))
-            for each in made:
+            uploads = [reader.tile(reader.places[0], first, last) for reader in readers]
+            state = _state_of_elements(before, how.state, first, last)
+            results = tuple(np.asarray(each, dtype=np.float32) for each in how.combine(tile, uploads, state))
+            for each in results:
                 if not np.isfinite(each).all():
                     name = _place_of(places, start + int(np.argmin(np.isfinite(each)))).name
                     raise _not_finite(name)
-            yield canonical_values(made[0]), *made[1:]  # as encode_factors does (T4)
+            yield canonical_values(results[0]), *results[1:]  # as encode_factors does (T4)
         in_uploads += 0 if is_copied else elements
 
 
-def _kept_beside(before: FactorsReader | None, count: int, start: int, stop: int) -> list[Array]:
-    """The numbers that are kept beside these elements of the uploads, [stop - start] each."""
+def _state_of_elements(before: FactorsReader | None, count: int, start: int, stop: int) -> list[Array]:
+    """Return the state of elements of the uploads, `count` arrays of [stop - start]; zeros where there is none."""
     if before is None:
         return [np.zeros(stop - start, np.float32) for _ in range(count)]
     tile = before.tile(before.places[0], count * start, count * stop)
@@ -285,10 +285,10 @@ def _as_wholes(
     """The result's tensors by name, and those that are fixed."""
     master = None if base is None else LazyTensors(base)
     try:
-        made = how.combine(master, [LazyTensors(reader) for reader in readers])
+        combined = how.combine(master, [LazyTensors(reader) for reader in readers])
     except ValueError as error:
         raise AggregateRefusedError(f"the updates have no result: {error}") from error
-    result = {name: np.asarray(made[name], dtype=np.float32) for name in made}
+    result = {name: np.asarray(combined[name], dtype=np.float32) for name in combined}
     for name, values in result.items():
         if not np.isfinite(values).all():
             raise _not_finite(name)
