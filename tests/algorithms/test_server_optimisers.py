@@ -227,6 +227,6 @@ def test_T20_what_updates_come_to_is_no_longer_than_the_plan_s_bound(changes: An
         assert np.linalg.norm(average(units)) <= bound * (1 + 1e-6)
     length = np.linalg.norm(average(all_but_one(count)))
     assert length == pytest.approx(bound, rel=1e-6) if tight else length <= bound * (1 + 1e-6)
-    same = [np.float32([1, 0])] * count
+    same = [np.array([1, 0], np.float32)] * count
     assert np.linalg.norm(average(same)) <= bound * (1 + 1e-6)
     assert bound < 1.5 or "silo_steps" in changes
