@@ -36,6 +36,7 @@ class InitInputs:
         size: of the largest plan this federation means to run. It travels in the bundle, and every site's limits follow
             from it unless the site says otherwise. No longer answers than the model's context.
         least_isolation: of a trainer, that the charter demands of every site. `waived` leaves it to each.
+        server_optimisers: that the charter lets plans move the adapter by; each site's own policy must, too.
     """
 
     directory: Path
@@ -59,6 +60,7 @@ class InitInputs:
     size: PlanSize = field(default_factory=PlanSize)
     least_isolation: str = "waived"
     template: str | Path | None = None  # as `data.template` of a silo; None: the model folder's
+    server_optimisers: tuple[str, ...] = ()
 
 
 def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, Any]:
@@ -107,6 +109,7 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
             first_rounds=0,
             least_isolation=inputs.least_isolation,
             template=inputs.template,
+            server_optimisers=inputs.server_optimisers,
         ),
         bundle,
     )

@@ -124,6 +124,7 @@ class SiteFacts:
     peers_max_l2: of the longest delta that a peer may send; where this site's own may be longer, that counts.
         valid_from, valid_until: UTC such as "2026-12-01T00:00:00Z".
         first_rounds: rounds in which a person approves this site's factors.
+        server_optimisers: that a plan may move the adapter by.
     """
 
     site: str
@@ -150,6 +151,7 @@ class SiteFacts:
     least_isolation: str = "namespaces"
     first_rounds: int = 1
     size: PlanSize = PlanSize()
+    server_optimisers: tuple[str, ...] = ()
 
 
 def render_policy(ruleset: str, site: SiteFacts) -> str:
@@ -169,6 +171,9 @@ def render_policy(ruleset: str, site: SiteFacts) -> str:
             hint="hidden_size and num_hidden_layers",
         )
     text = Template(ruleset).substitute(values)
+    if site.server_optimisers:
+        allowed = f"    server_optimiser: {_yaml(site.server_optimisers)}\n"
+        text = text.replace("\n  run.plan:\n", f"\n  run.plan:\n{allowed}", 1)
     # What is written must be readable: a mistake shows here and not at the silo's next start.
     load_policy(text.encode(), f"policy of {site.site}")
     return text

@@ -267,6 +267,7 @@ class DemoSettings:
         advertise: where the silos dial the coordinator; empty for where it listens.
         load: number format of the base model.
         holdout_share: of each silo's private rows, never trained on.
+        server_optimisers: that all policies and the charter let a plan move the adapter by.
     """
 
     out: Path
@@ -285,6 +286,7 @@ class DemoSettings:
     advertise: str = ""
     load: str = "fp32"
     holdout_share: float = HOLDOUT_SHARE
+    server_optimisers: tuple[str, ...] = ()
 
 
 def make_sites(wanted: DemoSettings) -> Sites:
@@ -326,6 +328,7 @@ def make_sites(wanted: DemoSettings) -> Sites:
             alpha=wanted.alpha,
             size=size,
             load=wanted.load,
+            server_optimisers=wanted.server_optimisers,
         )
     )
     silos: list[Site] = []
@@ -353,6 +356,7 @@ def make_sites(wanted: DemoSettings) -> Sites:
                     alpha=wanted.alpha,
                     least_isolation="waived",  # the best this machine gives; which one it is, is reported
                     first_rounds=1 if name == wanted.holds else 0,
+                    server_optimisers=wanted.server_optimisers,
                 ),
                 out=folder,
                 private=source.path,

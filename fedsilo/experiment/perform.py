@@ -61,6 +61,7 @@ def perform(experiment: Experiment, cell: Cell, below: Path) -> dict[str, Any]:
                 learning_rate=plan["optimiser"]["learning_rate"],
                 load=_load_of(setting),
                 holdout_share=HOLDOUT_SHARE if setting.data is None else 0.0,  # a paper's counts are trained on whole
+                server_optimisers=_server_optimisers(plan),
             )
         )
         tuning = () if cell.trial or not made.tuning else read_tasks(folder / _TUNING).rows
@@ -84,6 +85,11 @@ def capacity_bits(site: Site) -> dict[str, float]:
 
 def _load_of(setting: Setting) -> str:
     return setting.model.load if setting.model else "fp32"
+
+
+def _server_optimisers(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    name = plan.get("server_optimiser", {}).get("name", "none")
+    return () if name == "none" else (name,)
 
 
 def _rates(model: Path, setting: Setting, rows: Sequence[Row], seed: int) -> Sequence[float]:

@@ -76,6 +76,7 @@ class SiteInputs:
     valid_days: int = 180
     limits: Mapping[str, float] = field(default_factory=dict)
     template: str | Path | None = None
+    server_optimisers: tuple[str, ...] = ()
 
 
 def make_site_policy(inputs: SiteInputs, bundle: Mapping[str, Any] | None = None) -> SitePolicy:
@@ -138,6 +139,7 @@ def make_site_policy(inputs: SiteInputs, bundle: Mapping[str, Any] | None = None
         least_isolation=inputs.least_isolation,
         first_rounds=inputs.first_rounds,
         size=size,
+        server_optimisers=inputs.server_optimisers,
         peers_max_l2=_peers_max_l2(bundle, inputs.bundle, intended, schema),
     )
     text = render_policy(ruleset, facts)

@@ -82,6 +82,14 @@ class RunPlan(Closed):
             exclude_if=_is_empty,  # a policy that never spoke of it keeps its digest
         ),
     ] = ()
+    server_optimiser: Annotated[
+        tuple[Literal["momentum", "nesterov", "adam"], ...],
+        lattice.INTERSECTION,
+        Field(
+            description="server optimisers that a plan may move the adapter by; none is allowed by default",
+            exclude_if=_is_empty,  # as of start_adapter
+        ),
+    ] = ()
     approvals: Approvals
 
 
@@ -118,6 +126,7 @@ def measure(body: pb.RunPlan, message: Message, context: Context) -> Facts:
         "template_sha256": model.template_sha256,
         "schema_sha256": model.lora_schema_sha256,
         "start_adapter_sha256": plan.start_adapter_sha256,
+        "server_optimiser": plan.server_optimiser.name,
         "freeze": plan.lora.freeze,
         "frozen_of_seed": context.schema is not None
         and plan.lora.frozen_sha256 == initial_frozen_sha256(context.schema.tensors, plan.seed, context.schema.freeze),
@@ -261,6 +270,17 @@ def plan_start(facts: Facts, block: RunPlan, path: Path) -> Judgement:
     return holds(is_allowed, path, measured=digest or "as the seed draws it", limit=", ".join(allowed) or "none")
 
 
+@block_rule("plan server optimiser", "PLAN_OPTIMISER")
+def plan_optimiser(facts: Facts, block: RunPlan, path: Path) -> Judgement:
+    """A plan moves the adapter by its mean update, or by a server optimiser that this site has allowed: such a plan
+    raises the limit of a step (T20), which its signature alone must not do."""
+    path = (*path, "server_optimiser")
+    if "server_optimiser" not in facts:
+        return not_applicable(path)  # measured by a version that did not look at it
+    name, allowed = facts["server_optimiser"], block.server_optimiser
+    return holds(name == "none" or name in allowed, path, measured=name, limit=", ".join(allowed) or "none")
+
+
 @rule("plan sets", "PLAN_SETS")
 def plan_sets(facts: Facts, policy: Policy, history: History) -> Judgement:
     """The public set is pinned here with the same number of rows; so is the held-out set, where the policy has one."""
@@ -349,6 +369,7 @@ RULES = (
     plan_schema,
     plan_frozen,
     plan_start,
+    plan_optimiser,
     plan_sets,
     plan_peers,
     plan_updates,

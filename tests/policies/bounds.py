@@ -380,6 +380,13 @@ def started(allowed: str = "") -> Case:
     return PLANNED.under("learning_rate: [", f"{line}learning_rate: [").but(**plan(start_adapter_sha256=OTHER))
 
 
+def optimised(allowed: str = "", **fields: Any) -> Case:
+    """A plan with a server optimiser, under a policy that allows these."""
+    line = f"server_optimiser: {allowed}\n    " if allowed else ""
+    optimiser = ServerOptimiser(**{"name": "momentum", "learning_rate": 0.1, **fields})
+    return PLANNED.under("learning_rate: [", f"{line}learning_rate: [").but(**plan(server_optimiser=optimiser))
+
+
 def steps(*rows: tuple[int, tuple[int, ...]]) -> dict[str, Any]:
     return {"public_steps": [pb.PublicStep(step=step, prompt_indices=indices) for step, indices in rows]}
 
@@ -418,6 +425,8 @@ RUNS = [
             started(f"['{HASH['held']}', '{OTHER}']"),
         ),
         ("plan start adapter", "T20 any", started("[]"), started("[any]")),
+        ("plan server optimiser", "T20 none is allowed", optimised(), PLANNED),
+        ("plan server optimiser", "T20 another", optimised("[nesterov, adam]"), optimised("[momentum]")),
         ("plan gives enough records", "T7", PLANNED.limit("min_records", 7), PLANNED.limit("min_records", 6)),
         (
             "plan gives enough records",
@@ -451,8 +460,8 @@ RUNS = [
         (
             "plan's server optimiser",
             "T20 a step longer than an adapter",
-            plan(server_optimiser=ServerOptimiser(name="momentum", learning_rate=1e3)),
-            plan(server_optimiser=ServerOptimiser(name="momentum", learning_rate=0.1)),
+            optimised("[momentum]", learning_rate=1e3),
+            optimised("[momentum]"),
         ),
     ),
     *of(

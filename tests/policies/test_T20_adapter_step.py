@@ -35,7 +35,9 @@ from tests.policies.setting import (
 
 A, B = sorted(zeros())
 STEP = 0.625  # 5/8: with 3/8 and 4/8 in two tensors a norm that float32 and float64 hold exactly
-POLICY = edited("max_step_l2: 0.019", f"max_step_l2: {STEP}")
+OPTIMISERS = ("momentum", "nesterov", "adam")
+POLICY_TEXT = policy_text(server_optimisers=OPTIMISERS).replace("max_step_l2: 0.019", f"max_step_l2: {STEP}")
+POLICY = policy_of(POLICY_TEXT)
 
 
 def _adapter(tensors: Mapping[str, Array] | None = None, **changes: Any) -> Message:
@@ -83,7 +85,7 @@ def test_T20_it_is_the_step_that_counts_and_not_the_norm() -> None:
     assert turned.reasons == ("ADAPTER_STEP",)
     (result,) = (result for result in turned.results if result.outcome == "deny")
     assert (result.rule, result.measured, result.limit) == ("L2 of the step", 1.0, STEP)
-    line = next(n for n, text in enumerate(policy_text().splitlines(), 1) if "max_step_l2" in text)
+    line = next(n for n, text in enumerate(POLICY_TEXT.splitlines(), 1) if "max_step_l2" in text)
     assert result.line == line
 
 
@@ -151,9 +153,32 @@ def test_T20_a_plan_whose_step_may_be_longer_than_an_adapter_is_refused_before_a
     for rate, reasons in ((within, ()), (within * (1 + 2**-13), ("PLAN_STEP",)), (1e300, ("PLAN_STEP",))):
         plan = _plan(name="momentum", learning_rate=rate, momentum=0.5)
         assert judged(_plan_message(plan), POLICY, plan=None, **FROM_COORDINATOR).reasons == reasons
-    assert not {"server_optimiser", "step_scale"} & set(measure(_plan_message(PLAN), context(plan=None))), (
-        "facts of others stay as they were"
+    assert "step_scale" not in measure(_plan_message(PLAN), context(plan=None)), "facts of others stay as they were"
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_T20_a_plan_alone_does_not_raise_the_limit_of_a_step(name: str) -> None:
+    message = _plan_message(_plan(name=name, learning_rate=2**-6))
+    for allowed, reasons in (
+        ((), ("PLAN_OPTIMISER",)),
+        (tuple(other for other in OPTIMISERS if other != name), ("PLAN_OPTIMISER",)),
+        ((name,), ()),
+    ):
+        policy = policy_of(policy_text(server_optimisers=allowed))
+        assert judged(message, policy, plan=None, **FROM_COORDINATOR).reasons == reasons
+
+
+def test_T20_a_charter_and_a_site_that_share_no_server_optimiser_allow_none_and_none_is_not_in_a_digest() -> None:
+    plain, one, other = (
+        policy_of(policy_text(server_optimisers=names)) for names in ((), ("momentum",), ("adam", "nesterov"))
     )
+    said = policy_text(server_optimisers=("adam",)).replace('server_optimiser: ["adam"]', "server_optimiser: []")
+    assert policy_of(said).digest == plain.digest != one.digest
+    for first, second in ((one, other), (one, plain)):
+        assert [change.direction for change in compare(plain.file, meet(first.file, second.file))] == []
+    assert [(change.name, change.direction) for change in compare(plain.file, one.file)] == [
+        ("ingress.run.plan.server_optimiser", "looser")
+    ]
 
 
 def test_T20_a_plan_whose_step_has_no_finite_bound_is_refused_by_its_rule() -> None:
@@ -253,7 +278,7 @@ def test_T20_the_facts_alone_decide_again_under_another_policy() -> None:
     """What replay has: no tensor, only what stands in the log."""
     facts = _facts(_adapter(_at(0.375, 0.5)), last_adapter=zeros(), last_adapter_rounds=1)
     assert decide(facts, POLICY, History()).verdict == "allow"
-    tighter = edited("max_step_l2: 0.019", "max_step_l2: 0.6")
+    tighter = edited("max_step_l2: 0.019", "max_step_l2: 0.6", server_optimisers=OPTIMISERS)
     assert decide(facts, tighter, History()).reasons == ("ADAPTER_STEP",)
     assert {type(facts[name]) for name in ("step_l2", "step_rounds", "first_of_run")} == {float, int, bool}
 
@@ -262,7 +287,7 @@ def test_T20_the_facts_alone_decide_again_under_another_policy() -> None:
 
 
 def test_T20_the_tighter_step_of_site_and_charter_counts() -> None:
-    tighter = edited("max_step_l2: 0.019", "max_step_l2: 0.25")
+    tighter = edited("max_step_l2: 0.019", "max_step_l2: 0.25", server_optimisers=OPTIMISERS)
     for one, other in ((POLICY, tighter), (tighter, POLICY)):
         both = meet(one.file, other.file).ingress.global_adapter
         assert both is not None and both.max_step_l2 == 0.25
