@@ -91,8 +91,9 @@ class StubbornSilo(SimulatedSilo):
 
 
 class Federation:
-    def __init__(self, folder: Path, killer: Killer, database: str = "", plan: str = RUN_YAML) -> None:
-        self.house = House(folder, database=database)
+    def __init__(self, folder: Path, killer: Killer, plan: str = RUN_YAML, **of_house: Any) -> None:
+        self.of_house = of_house
+        self.house = House(folder, **of_house)
         self.killer = killer
         self.silos = [StubbornSilo(self.house, name) for name in SILOS]
         for silo in self.silos:
@@ -102,7 +103,7 @@ class Federation:
 
     def restart(self) -> None:
         self.house.close()
-        self.house = House(self.house.folder, clock=self.house.clock, database=self.house.database)
+        self.house = House(self.house.folder, clock=self.house.clock, **self.of_house)
         self.killer.watch(self.house)
         for silo in self.silos:
             silo.house = self.house
@@ -135,7 +136,7 @@ def test_a_coordinator_killed_again_and_again_ends_with_the_adapter_of_an_undist
 ) -> None:
     killer = Killer(first, every)
     url = request.getfixturevalue("postgresql_url") if database == "postgresql" else ""
-    played = Federation(tmp_path, killer, url)
+    played = Federation(tmp_path, killer, database=url)
     played.play()
     house, run = played.house, played.house.run()
     assert (run.state, run.adapter_digest) == ("finished", undisturbed.adapter_digest)

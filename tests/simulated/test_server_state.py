@@ -16,9 +16,10 @@ from coordinator.aggregate import ServerState, aggregate
 from coordinator.blobs import Blobs, BytesPayload
 from fedsilo.protocol import codec
 from fedsilo.protocol.aggregation import averaged
+from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.factors import is_fixed
 from fedsilo.protocol.plan import ServerOptimiser
-from tests.policies.setting import PLAN, SCHEMA
+from tests.policies.setting import PLAN, SCHEMA, policy_of, policy_text
 from tests.simulated.coordinator_parts import RUN_YAML, House, joined, until_quiet
 from tests.simulated.test_coordinator_killed import EVERY, Federation, Killer
 
@@ -27,6 +28,7 @@ OPTIMISERS = {
     "nesterov": "server_optimiser: {name: nesterov, momentum: 0.5}\n",
     "adam": "server_optimiser: {name: adam, learning_rate: 0.0001}\n",
 }
+CHARTER = policy_of(policy_text(server_optimisers=tuple(OPTIMISERS)))
 
 
 def request_with(name: str) -> str:
@@ -45,8 +47,17 @@ def read(house: House, digest: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
+def test_T20_a_charter_that_lists_no_server_optimiser_refuses_the_run_as_it_is_submitted(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(UsageError, match="server_optimiser") as refused:
+        joined(tmp_path, request_with(name))
+    assert refused.value.code == "INVALID_INPUT"
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
 def test_three_rounds_are_those_of_a_slow_loop(tmp_path: Path, name: str) -> None:
-    house, silos = joined(tmp_path, request_with(name))
+    house, silos = joined(tmp_path, request_with(name), policy=CHARTER)
     until_quiet(silos)
     run = house.run()
     assert run.state == "finished"
@@ -103,11 +114,11 @@ class KeepKiller(Killer):
 
 
 def test_T29_killed_between_any_two_durable_calls_it_ends_with_the_same_adapter_and_state(tmp_path: Path) -> None:
-    house, silos = joined(tmp_path / "whole", request_with("adam"))
+    house, silos = joined(tmp_path / "whole", request_with("adam"), policy=CHARTER)
     until_quiet(silos)
     whole, kept = house.run().adapter_digest, states(house)
     killer = KeepKiller()
-    played = Federation(tmp_path / "killed", killer, plan=request_with("adam"))
+    played = Federation(tmp_path / "killed", killer, plan=request_with("adam"), policy=CHARTER)
     played.play()
     run = played.house.run()
     assert (run.state, run.adapter_digest, states(played.house)) == ("finished", whole, kept)
@@ -115,7 +126,7 @@ def test_T29_killed_between_any_two_durable_calls_it_ends_with_the_same_adapter_
 
 
 def test_a_round_that_is_abandoned_leaves_the_state_as_it_was(tmp_path: Path) -> None:
-    house, silos = joined(tmp_path, request_with("momentum"))
+    house, silos = joined(tmp_path, request_with("momentum"), policy=CHARTER)
     for silo in silos[1:]:
         silo.mute = {"lora.factors"}  # one of four: below the quorum
     until_quiet(silos)
