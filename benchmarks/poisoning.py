@@ -245,7 +245,7 @@ def poisoned_delta(
 ) -> Delta:
     """What an attacker uploads in place of its own update; `limit` is the longest that the coordinator takes."""
     if attack.direction == "noise":
-        delta = {name: draw.normal(0, 1, shape).astype(np.float32) for name, shape in SCHEMA.trained}
+        delta = {name: draw.normal(0, 1, shape).astype(np.float32) for name, shape in SCHEMA.tensors}
         factor = attack.times * limit / norm_of(delta)
     else:
         given = records.poisoned(0.5, draw) if attack.direction == "backdoor" else records

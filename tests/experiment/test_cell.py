@@ -224,7 +224,7 @@ def test_a_line_has_the_figures_of_each_step(tiny: tuple[Experiment, dict[Cell, 
 
 @pytest.mark.slow
 def test_the_best_checkpoint_is_chosen_on_strings_that_nothing_else_reads(
-    tiny: tuple[Experiment, dict[Cell, Line]], tmp_path: Path
+    tiny: tuple[Experiment, dict[Cell, Line]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     experiment, known = tiny
     for row in ("swap", "pooled"):
@@ -232,7 +232,7 @@ def test_the_best_checkpoint_is_chosen_on_strings_that_nothing_else_reads(
         assert line["best"]["round"] in (1, 2)
         assert line["best"]["pass_at_1"] == line["rounds"][line["best"]["round"]]["pass_at_1"]
     trial = Cell("W", "swap", 3, (("optimiser.learning_rate", 0.002),), trial=True)
-    tried = perform(experiment, trial, tmp_path)
+    tried = perform(experiment, trial, tmp_path_factory.mktemp("t"))
     assert tried["held_out_sha256"] != known[Cell("W", "swap", 3)]["held_out_sha256"] and tried["best"] is None
     assert trials_of(experiment, [tried]) == {digest_of(experiment, trial): tried["rounds"][-1]["pass_at_1"]}
 

@@ -20,18 +20,21 @@ def rewrite(folder: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_first_rounds_base_is_the_earlier_runs_last_adapter_bit_for_bit(tmp_path: Path) -> None:
-    one, other = sites_in(tmp_path / "one"), sites_in(tmp_path / "other")
+def test_the_first_rounds_base_is_the_earlier_runs_last_adapter_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder_of_other = tmp_path_factory.mktemp("b")  # short, as sockets' paths are
+    one, other = sites_in(tmp_path_factory.mktemp("a")), sites_in(folder_of_other)
     first = run_cell(one, plan(run="first")).record
     folder = load_config(one.coordinator.config).state_dir / "runs" / "first" / "adapter"
     objective = {"kl_coefficient": 0.1, "kl_reference": "start_adapter"}
     again = plan(run="second", start_adapter=str(folder), objective=objective)
     with pytest.raises(FedSiloError, match="the charter allows none"):
         run_cell(one, again)
-    charter = next((tmp_path / "other").rglob("charter.yaml"))
+    charter = next(folder_of_other.rglob("charter.yaml"))
     before = read_charter(charter).digest
-    rewrite(tmp_path / "other", "    learning_rate: [", "    start_adapter: [any]\n    learning_rate: [")
-    rewrite(tmp_path / "other", before, read_charter(charter).digest)
+    rewrite(folder_of_other, "    learning_rate: [", "    start_adapter: [any]\n    learning_rate: [")
+    rewrite(folder_of_other, before, read_charter(charter).digest)
     result = run_cell(other, again)
     record = result.record
     assert (record["state"], record["reason"], result.refused) == ("finished", "", {})

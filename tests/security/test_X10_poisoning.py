@@ -100,7 +100,7 @@ def test_X10_figures_beyond_the_thresholds_are_named() -> None:
 def large_delta(times: float) -> dict[str, Any]:
     """Noise that is as long as so many times what the coordinator takes, evenly over all tensors."""
     draw = np.random.default_rng(1)
-    drawn = {name: draw.normal(0, 1, shape) for name, shape in SCHEMA.trained}
+    drawn = {name: draw.normal(0, 1, shape) for name, shape in SCHEMA.tensors}
     limit = poisoning.policy_of(4).file.egress.updates[KIND].max_l2
     factor = times * limit / norm_of(drawn)
     return {name: (values * factor).astype(np.float32) for name, values in drawn.items()}
