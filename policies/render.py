@@ -14,6 +14,7 @@ from decimal import ROUND_CEILING, Decimal
 from string import Template
 from typing import Any
 
+from fedsilo.protocol.aggregation import shift_bound
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.factors import is_drawn
@@ -265,13 +266,8 @@ def _values(site: SiteFacts) -> dict[str, Any]:
 
 
 def _shift_values(schema: LoraSchema, rounds: int, delta_l2: float) -> dict[str, Any]:
-    """Limits of the base's shift, for deltas dA, dB of at most `delta_l2` together.
-
-    FedEx: a round adds s mean(b_n a_n) of what is apart from the mean, and |b| |a| is at most half the square. FLoRA:
-    it adds s mean(dB_n (A + dA_n)), and A as drawn is no longer than twice the root of a third of its rank.
-    """
-    fedex = schema.scale * delta_l2**2 / 2
-    flora = schema.scale * delta_l2 * (2 * math.sqrt(schema.rank / 3) + delta_l2)
+    """Limits of the base's shift, for deltas dA, dB of at most `delta_l2` together."""
+    fedex, flora = (shift_bound(name, schema.scale, schema.rank, delta_l2) for name in ("fedex", "flora"))
     values = {"fedex_step_l2": fedex, "fedex_l2": rounds * fedex, "flora_step_l2": flora, "flora_l2": rounds * flora}
     return {"shift_rank": schema.shift_rank, **{name: _two_digits(value) for name, value in values.items()}}
 

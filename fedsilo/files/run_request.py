@@ -66,6 +66,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "plan method": ("method",),
     "plan start adapter": ("start_adapter",),
     "plan server optimiser": ("server_optimiser",),
+    "plan aggregate": ("aggregate",),
     "plan peers": ("silos",),
 }
 START_ADAPTER = "start_adapter"  # key of a request alone: its plan has the digest of what lies in that folder

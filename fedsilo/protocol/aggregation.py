@@ -204,6 +204,17 @@ def aggregate_bound(plan: Plan) -> float:
     return (min(steps) + max(steps)) ** 2 / (4 * min(steps) * max(steps))
 
 
+def shift_bound(aggregate: str, scale: float, rank: int, longest: float) -> float:
+    """Return how far a round moves the base's shift at most (L2), where no update (dA, dB) is longer than `longest`.
+
+    FedEx: a round adds s mean(b_n a_n) of what is apart from the mean, and |b| |a| is at most half the square. FLoRA:
+    it adds s mean(dB_n (A + dA_n)), and A as drawn is no longer than twice the root of a third of its rank.
+    """
+    if aggregate == "fedex":
+        return scale * longest**2 / 2
+    return scale * longest * (2 * math.sqrt(rank / 3) + longest)
+
+
 def _powers(q: float, count: int) -> float:
     """sum of q^k for k < count."""
     if q == 1:

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.aggregation import shift_bound
 from fedsilo.protocol.factors import initial_frozen_sha256
 from fedsilo.protocol.kinds import KINDS as ROWS
 from fedsilo.protocol.kinds import UPDATE_KINDS
 from fedsilo.protocol.methods import METHODS
-from fedsilo.protocol.plan import plan_from_canonical
+from fedsilo.protocol.plan import SHIFTING, plan_from_canonical
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
 from policies.fields import Approvals, Closed, FloatRange, Range, Sha256
@@ -127,6 +128,8 @@ def measure(body: pb.RunPlan, message: Message, context: Context) -> Facts:
         "schema_sha256": model.lora_schema_sha256,
         "start_adapter_sha256": plan.start_adapter_sha256,
         "server_optimiser": plan.server_optimiser.name,
+        "aggregate": plan.aggregate,
+        **({"shift_scale": plan.lora.alpha / plan.lora.rank} if plan.aggregate in SHIFTING else {}),
         "freeze": plan.lora.freeze,
         "frozen_of_seed": context.schema is not None
         and plan.lora.frozen_sha256 == initial_frozen_sha256(context.schema.tensors, plan.seed, context.schema.freeze),
@@ -281,6 +284,21 @@ def plan_optimiser(facts: Facts, block: RunPlan, path: Path) -> Judgement:
     return holds(name == "none" or name in allowed, path, measured=name, limit=", ".join(allowed) or "none")
 
 
+@rule("plan aggregate", "PLAN_AGGREGATE")
+def plan_aggregate(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A plan whose rounds shift the base's weights is taken where the shift of updates as long as they may be here fits
+    its limit for a round: else its adapters would be refused after the training."""
+    path, adapter = ("ingress", "global.adapter", "max_shift_step_l2"), policy.file.ingress.global_adapter
+    if "aggregate" not in facts:
+        return not_applicable(path)  # measured by a version that did not look at it
+    if facts["aggregate"] not in SHIFTING:
+        return holds(True, path, measured=facts["aggregate"])
+    if adapter is None or "shift_scale" not in facts:
+        return holds(False, path, measured=facts["aggregate"])
+    step = shift_bound(facts["aggregate"], facts["shift_scale"], facts["rank"], adapter.max_step_l2)
+    return at_most(step if math.isfinite(step) else None, adapter.max_shift_step_l2, path)
+
+
 @rule("plan sets", "PLAN_SETS")
 def plan_sets(facts: Facts, policy: Policy, history: History) -> Judgement:
     """The public set is pinned here with the same number of rows; so is the held-out set, where the policy has one."""
@@ -370,6 +388,7 @@ RULES = (
     plan_frozen,
     plan_start,
     plan_optimiser,
+    plan_aggregate,
     plan_sets,
     plan_peers,
     plan_updates,

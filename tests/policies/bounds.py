@@ -387,6 +387,15 @@ def optimised(allowed: str = "", **fields: Any) -> Case:
     return PLANNED.under("learning_rate: [", f"{line}learning_rate: [").but(**plan(server_optimiser=optimiser))
 
 
+def shifting(ruleset: str, aggregate: str, most: float | None = None) -> Case:
+    """A plan that shifts the base, under a ruleset, of updates up to 0.019 long and shifts up to `most` a round."""
+    case = good("run.plan", ruleset)
+    assert isinstance(case.message.body, pb.RunPlan)
+    made = plan_from_canonical(case.message.body.canonical_json).model_copy(update={"aggregate": aggregate})
+    limited = case if most is None else case.limit("max_step_l2", 0.019).limit("max_shift_step_l2", most)
+    return limited.but(canonical_json=made.canonical())
+
+
 def steps(*rows: tuple[int, tuple[int, ...]]) -> dict[str, Any]:
     return {"public_steps": [pb.PublicStep(step=step, prompt_indices=indices) for step, indices in rows]}
 
@@ -425,6 +434,12 @@ RUNS = [
             started(f"['{HASH['held']}', '{OTHER}']"),
         ),
         ("plan start adapter", "T20 any", started("[]"), started("[any]")),
+        ("plan aggregate", "T20 no shift", plan(aggregate="fedex"), PLANNED),
+        ("plan aggregate", "T20 no shift", plan(aggregate="flora"), plan(aggregate="median", quorum=3)),
+        ("plan aggregate", "T20 of another", shifting("fedex", "flora"), shifting("flora", "flora")),
+        # scale 2, rank 2: 2 x 0.019^2 / 2 = 0.000361, and 2 x 0.019 (2 x 0.816497 + 0.019) = 0.062776
+        ("plan aggregate", "T20 fedex", shifting("fedex", "fedex", 0.00036), shifting("fedex", "fedex", 0.000362)),
+        ("plan aggregate", "T20 flora", shifting("flora", "flora", 0.0627), shifting("flora", "flora", 0.0628)),
         ("plan server optimiser", "T20 none is allowed", optimised(), PLANNED),
         ("plan server optimiser", "T20 another", optimised("[nesterov, adam]"), optimised("[momentum]")),
         ("plan gives enough records", "T7", PLANNED.limit("min_records", 7), PLANNED.limit("min_records", 6)),
