@@ -25,7 +25,7 @@ from fedsilo.files.durable import read_regular
 from fedsilo.files.model_facts import Placed, tensor_places
 from fedsilo.protocol.codec import Array, factors_head, factors_pieces, from_bfloat16_bits
 from fedsilo.protocol.errors import NotFoundError, UsageError, VerificationError
-from fedsilo.protocol.factors import frozen_sha256, is_drawn
+from fedsilo.protocol.factors import frozen_sha256, is_drawn, is_shift
 from policies.schema import LoraSchema
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -231,8 +231,10 @@ def import_adapter(folder: Path, schema: LoraSchema, write: Callable[[bytes | me
 
     Raises:
         NotFoundError: the folder, or a file, is not there.
-        UsageError: it is no LoRA adapter, does not fit the schema, or a value is not finite; the hint says the mend.
+        UsageError: the schema holds more than a folder does; it is no LoRA adapter, does not fit the schema, or a value
+            is not finite; the hint says the mend.
     """
+    _check_schema(schema)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise NotFoundError(f"{folder / name} is not there", hint="name a folder as PEFT saves an adapter")
@@ -253,6 +255,18 @@ def import_adapter(folder: Path, schema: LoraSchema, write: Callable[[bytes | me
     kept = [name for name, _ in schema.tensors if is_drawn(name, schema.freeze)]
     frozen = frozen_sha256(((name, tensors[name]) for name in kept), schema.freeze)
     return ImportedAdapter(digest.hexdigest(), math.sqrt(tensors.squares), frozen)
+
+
+def _check_schema(schema: LoraSchema) -> None:
+    """Raises UsageError: the schema has factors beside A and B, which a folder holds as part of these."""
+    for name, _ in schema.tensors:
+        if is_shift(name) or not name.endswith((".lora_A", ".lora_B")):
+            beside = "a shift of the base (aggregate: fedex, flora)" if is_shift(name) else "a core (fed-sb)"
+            raise UsageError(
+                f"the federation's LoRA schema has {beside} beside A and B, which an adapter folder holds as part of "
+                "them",
+                hint="leave start_adapter out, or a federation whose ruleset trains A and B alone, such as fedavg",
+            )
 
 
 def _check_config(path: Path, schema: LoraSchema) -> None:

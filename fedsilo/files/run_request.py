@@ -70,6 +70,10 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "plan peers": ("silos",),
 }
 START_ADAPTER = "start_adapter"  # key of a request alone: its plan has the digest of what lies in that folder
+_OF_TURNS = (
+    "the seed of the run that it is from, where that ended after its first round; later rounds train A, and no seed "
+    "draws it: leave start_adapter out"
+)
 _RULES = tuple(rule for rule in RULES if rule.name in _KEYS)
 _ANY_SHA256 = "0" * 64
 ANY_SILOS_MAX = 10_000
@@ -241,7 +245,7 @@ def check_request(document: strict_yaml.Document, fixed: Fixed, start: ImportedA
         raise UsageError(
             f"{document.place((START_ADAPTER,))}: its factors that the schema freezes are not those that seed "
             f"{plan.seed} draws",
-            hint="the seed of the run that it is from",
+            hint=_OF_TURNS if plan.lora.freeze == "alternate" else "the seed of the run that it is from",
         )
     if fixed.charter is not None:
         _refuse_by_charter(plan, fixed.charter, fixed.schema, document)
@@ -354,8 +358,6 @@ def _refuse_without_room(plan: Plan, schema: LoraSchema, document: strict_yaml.D
     if plan.aggregate not in SHIFTING:
         return
     most = plan.rounds * plan.lora.rank * (len(plan.silos) - (plan.aggregate == "fedex"))
-    if plan.aggregate == "flora" and plan.start_adapter_sha256:
-        most += plan.lora.rank  # the product that the run starts from is taken off again
     if not schema.has_room_for(most):
         raise UsageError(
             f"{document.place(('aggregate',))}: aggregate: {plan.aggregate} shifts the base by a product of rank up to "

@@ -23,6 +23,7 @@ from fedsilo.protocol.errors import FedSiloError, NotFoundError, PeerError, Usag
 from fedsilo.protocol.factors import initial_factors, initial_frozen_sha256
 from fedsilo.protocol.plan import digests_of, plan_from_canonical
 from policies.model import Policy
+from tests.policies.messages import SCHEMAS
 from tests.policies.setting import PLAN, SCHEMA, policy_of, policy_text
 from tests.policies.test_frozen import FROZEN, STRICT, TEXT
 from tests.simulated.coordinator_parts import RUN_YAML, House, SimulatedSilo, played, started_again, until_quiet
@@ -259,6 +260,43 @@ def test_T50_what_does_not_fit_the_schema_is_refused_with_place_and_mend(
     line = len(request(folder).splitlines())
     assert refused.value.message.startswith(f"run.yaml:{line}: ") and cause in refused.value.message
     assert not house.submissions.waiting
+
+
+@pytest.mark.parametrize(("ruleset", "word"), [("fed-sb", "core"), ("fedex", "shift"), ("flora", "shift")])
+def test_a_schema_with_more_than_a_and_b_starts_from_no_folder(
+    ruleset: str, word: str, folder: Path, tmp_path: Path
+) -> None:
+    schema = SCHEMAS[ruleset]
+    with pytest.raises(UsageError, match=word) as direct:
+        import_adapter(folder, schema, NOTHING)
+    assert "start_adapter" in direct.value.hint
+    policy = allowing(text=policy_text(ruleset, schema=schema))
+    house = House(tmp_path / "house", schema=schema, policy=policy)
+    text = RUN_YAML.replace("method: pubswap", "method: fedavg-grpo")
+    with pytest.raises(UsageError, match=rf"run\.yaml:\d+: .*{word}"):
+        house.submit(request(folder, text))
+    house.submit(text)
+    assert house.submissions.waiting, "without it the run is taken"
+
+
+def test_where_a_is_trained_in_turn_only_a_run_of_one_round_is_gone_on_from(folder: Path, tmp_path: Path) -> None:
+    """The folder's A as the seed draws it, and one value of it moved, as a second round moves it."""
+    schema = SCHEMAS["rolora"]
+    text = RUN_YAML.replace("method: pubswap", "method: fedavg-grpo")
+    policy = allowing(text=policy_text("rolora", schema=schema))
+    seed = int(next(line for line in text.splitlines() if line.startswith("seed: ")).split()[1])
+    tensors = dict(initial_factors(schema.tensors, seed, "alternate"))
+    for moved in (False, True):
+        tensors[A] = tensors[A] + np.float32(moved)
+        save_file({name_in_folder(name): values for name, values in tensors.items()}, folder / WEIGHTS)
+        house = House(tmp_path / str(moved), schema=schema, policy=policy)
+        if not moved:
+            house.submit(request(folder, text))
+            assert house.submissions.waiting
+            continue
+        with pytest.raises(UsageError) as refused:
+            house.submit(request(folder, text))
+        assert "first round" in refused.value.hint and "leave start_adapter out" in refused.value.hint
 
 
 def test_a_request_names_a_folder_that_its_digest_is_of(folder: Path, tmp_path: Path) -> None:
