@@ -168,6 +168,12 @@ class Options(_Closed):
         """Return what a plan says, and the defaults of the rest. Raises ValidationError: it says what is no option."""
         return cls.model_validate_json(canonical_json(plan.options))
 
+    @classmethod
+    def samples(cls, plan: Plan) -> int:
+        """Return how many answers to one prompt a plan asks for by what it states. Raises ValidationError: as `of`."""
+        cls.of(plan)
+        return plan.samples_per_prompt
+
     def stated(self) -> dict[str, JsonValue]:
         """Return the options that differ from their defaults, as a plan holds them."""
         fields: dict[str, JsonValue] = self.model_dump(mode="json", exclude_defaults=True)

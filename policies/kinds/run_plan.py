@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.aggregation import shift_bound
 from fedsilo.protocol.factors import initial_frozen_sha256
 from fedsilo.protocol.kinds import KINDS as ROWS
 from fedsilo.protocol.kinds import UPDATE_KINDS
+from fedsilo.protocol.method import Method
 from fedsilo.protocol.methods import METHODS
-from fedsilo.protocol.plan import SHIFTING, plan_from_canonical
+from fedsilo.protocol.plan import SHIFTING, Plan, plan_from_canonical
 from fedsilo.protocol.strict_yaml import Path
 from policies import lattice
 from policies.fields import Approvals, Closed, FloatRange, Range, Sha256
@@ -117,6 +118,7 @@ def measure(body: pb.RunPlan, message: Message, context: Context) -> Facts:
         "fewest_public_steps": sum(step <= fewest for step in plan.public_steps()),
         "prompts_per_step": plan.prompts_per_step,
         "samples_per_prompt": plan.samples_per_prompt,
+        **(_asked_by_options(method, plan) if method else {}),
         "max_new_tokens": plan.rollout.max_new_tokens,
         "temperature": plan.rollout.temperature,
         "learning_rate": plan.optimiser.learning_rate,
@@ -144,9 +146,22 @@ def _range_rule(key: str) -> Rule:
     @rule(f"plan {key.replace('_', ' ')}", "PLAN_RANGE")
     def check(facts: Facts, policy: Policy, history: History) -> Judgement:
         block, path = block_of(facts, policy)
-        return not_applicable() if block is None else within(facts[key], getattr(block, key), (*path, key))
+        if block is None:
+            return not_applicable()
+        judgement = within(facts[key], getattr(block, key), (*path, key))
+        most = facts.get(f"stated_{key}", facts[key])  # more, where the method's options ask for further ones
+        return judgement if judgement.outcome == "deny" else within(most, getattr(block, key), (*path, key))
 
     return check
+
+
+def _asked_by_options(method: Method, plan: Plan) -> Facts:
+    """What the method's own options ask for; that they are none of its own, where they do not parse."""
+    try:
+        samples = method.options.samples(plan)
+    except ValidationError as error:
+        return {"options_at_fault": error.error_count()}
+    return {} if samples == plan.samples_per_prompt else {"stated_samples_per_prompt": samples}
 
 
 @rule("plan of no round", "PLAN_ROUND")
@@ -187,6 +202,8 @@ def plan_method(facts: Facts, policy: Policy, history: History) -> Judgement:
     method, egress, ingress = facts["method"], policy.file.egress, policy.file.ingress
     if not method:
         return holds(False, (), measured="unknown", limit="a method of this version")
+    if "options_at_fault" in facts:
+        return holds(False, (), measured=method, limit="options of this method")
     unused = {"public.responses"} if facts["public_steps"] == 0 else set()
     for kind in sorted(set(facts["method_kinds"]) - _MAY_BE_KEPT_BACK - unused):
         if egress.block(kind) is None:

@@ -358,6 +358,10 @@ def plan(**changes: Any) -> dict[str, Any]:
     return {"canonical_json": PLAN.model_copy(update=changes).canonical()}
 
 
+def self_swap(samples: int = PLAN.samples_per_prompt, **options: int) -> dict[str, Any]:
+    return plan(method="self-swap", samples_per_prompt=samples, options=options)
+
+
 def lora(**changes: Any) -> dict[str, Any]:
     return plan(lora=PLAN.lora.model_copy(update=changes))
 
@@ -421,6 +425,16 @@ RUNS = [
         ("plan local steps", "T19", plan(local_steps=5)),
         ("plan prompts per step", "T19", plan(prompts_per_step=4)),
         ("plan samples per prompt", "T13", plan(samples_per_prompt=5)),
+        ("plan samples per prompt", "T13 further ones", self_swap(further=1), self_swap(2, further=1)),
+        ("plan samples per prompt", "T13 further ones by default", self_swap(5), self_swap()),
+        (
+            "plan samples per prompt",
+            "T13 too few beside further ones",
+            PLANNED.under("samples_per_prompt: [1,", "samples_per_prompt: [2,").but(**self_swap(1, further=1)),
+            PLANNED.under("samples_per_prompt: [1,", "samples_per_prompt: [2,").but(**self_swap(2, further=1)),
+        ),
+        ("plan method", "more further answers than there may be", self_swap(1, further=65), self_swap(1, further=3)),
+        ("plan method", "an option of another", plan(options={"further": 1}), plan(options={})),
         ("plan max new tokens", "T13", rollout(max_new_tokens=33)),
         ("plan temperature", "T13", rollout(temperature=2.1), rollout(temperature=2.0)),
         ("plan learning rate", "T19", plan(optimiser=Optimiser(learning_rate=0.0011))),

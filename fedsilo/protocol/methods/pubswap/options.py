@@ -14,6 +14,11 @@ class SelfSwap(Options):
     further: int | None = Field(None, ge=0, le=64)
 
     @classmethod
+    def samples(cls, plan: Plan) -> int:
+        further = cls.of(plan).further
+        return plan.samples_per_prompt * (1 + (further or 0))
+
+    @classmethod
     def times(cls, plan: Plan) -> int:
         """Return how often K further answers are drawn."""
         further = cls.of(plan).further
