@@ -350,7 +350,7 @@ def plan_updates(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_least(facts["quorum"], policy.file.federation.min_updates, path)
 
 
-@rule("plan's server optimiser", "PLAN_STEP")
+@rule("plan's longest step", "PLAN_STEP")
 def plan_step(facts: Facts, policy: Policy, history: History) -> Judgement:
     """As the plan aggregates, and with its server optimiser, one round's step is never longer than a whole adapter may
     be here: a plan cannot make `max_step_l2` say nothing (T20)."""

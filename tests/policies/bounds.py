@@ -487,7 +487,7 @@ RUNS = [
         ("plan asks for enough updates", "T58 one", plan(quorum=1), plan(quorum=2)),
         ("plan fits the round's limits", "every step public", plan(swap_period=1)),
         (
-            "plan's server optimiser",
+            "plan's longest step",
             "T20 a step longer than an adapter",
             optimised("[momentum]", learning_rate=1e3),
             optimised("[momentum]"),
