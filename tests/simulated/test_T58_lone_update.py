@@ -396,19 +396,19 @@ def test_T58_hello_says_what_the_policy_in_force_asks_for(tmp_path: Path, count:
 
 def hostile(patched: pytest.MonkeyPatch) -> None:
     """Of the updates that came it takes the last alone, and signs that this is what it did."""
-    honest, told = runs.aggregate, Agreements.result
+    honest, end = runs.aggregate, Agreements.end
 
     def alone(blobs: Any, base: Any, uploads: list[Any], *rest: Any, **more: Any) -> Any:
         return honest(blobs, base, uploads[-1:], *rest, **more)
 
-    def signed(self: Agreements, session: Any, plan: Any, number: int, silo: str, body: pb.RoundResult) -> Any:
+    def signed(self: Agreements, session: Any, plan: Any, number: int, body: pb.RoundResult) -> Any:
         lone = pb.RoundResult()
         lone.CopyFrom(body)
         lone.participants[:] = body.participants[-1:]
-        return told(self, session, plan, number, silo, lone)
+        return end(self, session, plan, number, lone)
 
     patched.setattr(runs, "aggregate", alone)
-    patched.setattr(Agreements, "result", signed)
+    patched.setattr(Agreements, "end", signed)
 
 
 @pytest.mark.parametrize("is_hostile", [True, False])
