@@ -38,7 +38,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.blobs import AnyPayload, Blobs, FilePayload
 from coordinator.store import Store
-from fedsilo.files.adapter_folder import CONFIG, WEIGHTS, adapter_config, name_in_folder
+from fedsilo.files.adapter_folder import CONFIG, WEIGHTS, adapter_config, adapter_pieces, name_in_folder
 from fedsilo.files.durable import fsync_directory, write_durably
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.aggregation import Aggregate, ElementWise, TensorWise
@@ -47,8 +47,6 @@ from fedsilo.protocol.codec import (
     FactorsReader,
     TensorPlace,
     canonical_values,
-    factors_head,
-    factors_pieces,
     factors_start,
     sha256_hex,
 )
@@ -114,15 +112,7 @@ class _Drawn(Mapping[str, Array]):
 def initial_pieces(schema: LoraSchema, seed: int) -> Iterator[bytes | memoryview]:
     """The adapter every silo starts from, drawn once and broadcast: independently drawn A would break averaging.
     The payload's bytes from front to back, of which one tensor is held at a time."""
-    header, _ = factors_head(
-        {name: np.broadcast_to(np.float32(0), shape) for name, shape in schema.tensors},
-        base_digest="",
-        schema_sha256=schema.digest,
-        rank=schema.rank,
-        scale=schema.scale,
-        dtype="float32",
-    )
-    return factors_pieces(header, _Drawn(schema, seed))
+    return adapter_pieces(schema, _Drawn(schema, seed))
 
 
 def initial_adapter(schema: LoraSchema, seed: int) -> bytes:
@@ -155,7 +145,7 @@ def aggregate(
     norm: L2Sum | None = None,
     state: ServerState | None = None,
 ) -> FilePayload:
-    """What the uploads come to, kept under its digest: the next master, or a result of its own.
+    """Combine the uploads, and keep the result under its digest: the next master, or one silo's own result.
 
     A tile goes over the ends of tensors, which are many and small. While one is combined, those before are hashed and
     written.

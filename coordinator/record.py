@@ -142,7 +142,7 @@ def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
 
 
 def _kept_results(session: Session, run: str, number: int) -> dict[str, Any]:
-    """What only some methods and plans have: results of single silos, and what is kept beside the adapter."""
+    """Return the fields that only some methods and plans have: results of single silos, and the server's state."""
     results = {
         receiver: {"sha256": row.digest, "participants": json.loads(row.participants)}
         for receiver, row in db.results_of(session, run, number).items()

@@ -441,7 +441,7 @@ class RoundResult(Base):
 
 
 class ServerState(Base):
-    """What the plan's server optimiser keeps beside the adapter of a committed round."""
+    """State of the plan's server optimiser, beside the adapter of a committed round."""
 
     __tablename__ = "server_states"
     run: Mapped[str] = mapped_column(_characters(64), primary_key=True)

@@ -234,8 +234,8 @@ class _Place:
 
 
 def _done(record: dict[str, Any]) -> str:
-    """How many rounds ended as they should, of those that there were, or, while it goes on, are to be; an abandoned one
-    changed nothing."""
+    """Return how many rounds ended as planned, of those that there were or, while the run goes on, of those planned.
+    An abandoned round changed nothing."""
     from fedsilo.protocol.rounds import ROUND_DONE
 
     of = len(record["rounds"]) if record["state"] in ENDED else (record["plan"] or {}).get("rounds", 0)
@@ -243,7 +243,7 @@ def _done(record: dict[str, Any]) -> str:
 
 
 def _word(record: dict[str, Any]) -> str:
-    """How the rounds of such a run end: with an adapter, or without."""
+    """Return the word for how rounds of this run end: with an adapter, or without."""
     return "closed" if any(row["state"] == "closed" for row in record["rounds"]) else "committed"
 
 

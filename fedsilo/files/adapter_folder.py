@@ -240,6 +240,18 @@ def import_adapter(folder: Path, schema: LoraSchema, write: Callable[[bytes | me
             raise NotFoundError(f"{folder / name} is not there", hint="name a folder as PEFT saves an adapter")
     _check_config(folder / CONFIG, schema)
     tensors = _FoundFactors(folder / WEIGHTS, schema)
+    digest = hashlib.sha256()
+    for piece in adapter_pieces(schema, tensors):
+        digest.update(piece)
+        write(piece)
+    kept = [name for name, _ in schema.tensors if is_drawn(name, schema.freeze)]
+    frozen = frozen_sha256(((name, tensors[name]) for name in kept), schema.freeze)
+    return ImportedAdapter(digest.hexdigest(), math.sqrt(tensors.squares), frozen)
+
+
+def adapter_pieces(schema: LoraSchema, tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of an adapter's payload from front to back. tensors: by the schema's names, each read when its
+    bytes are due."""
     header, _ = factors_head(
         {name: np.broadcast_to(np.float32(0), shape) for name, shape in schema.tensors},
         base_digest="",
@@ -248,13 +260,7 @@ def import_adapter(folder: Path, schema: LoraSchema, write: Callable[[bytes | me
         scale=schema.scale,
         dtype="float32",
     )
-    digest = hashlib.sha256()
-    for piece in factors_pieces(header, tensors):
-        digest.update(piece)
-        write(piece)
-    kept = [name for name, _ in schema.tensors if is_drawn(name, schema.freeze)]
-    frozen = frozen_sha256(((name, tensors[name]) for name in kept), schema.freeze)
-    return ImportedAdapter(digest.hexdigest(), math.sqrt(tensors.squares), frozen)
+    yield from factors_pieces(header, tensors)
 
 
 def _check_schema(schema: LoraSchema) -> None:
