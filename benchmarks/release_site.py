@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from certs.authority import DAEMON_LIFETIME_MAX, create_ca
+from certs.authority import LIFETIME_MAX, create_ca
 from certs.enrolment import EnrolmentKeys
 from certs.roles import Role, Roles
 from fedsilo.control.client import Event
@@ -131,12 +131,12 @@ class Site:
         assert block is not None
         return 0.45 * block.clip_l2
 
-    def coordinator(self, address: str, lifetime: timedelta = DAEMON_LIFETIME_MAX) -> None:
+    def coordinator(self, address: str, lifetime: timedelta = LIFETIME_MAX) -> None:
         """The guard is started anew, dials `address`, and finds a certificate there that is good for `lifetime`."""
         now = datetime.fromtimestamp(self.bench.clock_now, UTC)
         keys = EnrolmentKeys(ec.generate_private_key(ec.SECP256R1()).public_key(), OUR_KEY.public_key())
         authority = create_ca(FEDERATION, kind="federation", not_before=now - timedelta(days=1), days=30)
-        issued = authority.issue_coordinator(keys, coordinator="main", now=now, lifetime=lifetime)
+        issued = authority.issue(keys, "coordinator", "main", now=now, lifetime=lifetime)
         self.address, self.far_end_until = address, issued.not_after
         seen = {"certificate": issued.fingerprint, "not_after": f"{issued.not_after:%Y-%m-%dT%H:%M:%SZ}"}
         self.bench.releases.destination.update({"address": address, **seen})

@@ -19,23 +19,23 @@ from datetime import datetime, timedelta
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import NameOID
 
 from certs.encoding import (
     AUTHORITY_KIND_OID,
     SIGNING_KEY_OID,
+    USAGE_OF_ROLE,
     certificate_fingerprint,
     load_tls_key,
     private_key_pem,
     read_root,
 )
 from certs.enrolment import EnrolmentKeys
-from certs.names import AUTHORITY_OF_ROLE, AuthorityKind, LinkRole, SpiffeId, checked_name, coordinator_dns_name
+from certs.names import AUTHORITY_OF_ROLE, AuthorityKind, PeerRole, SpiffeId, checked_name, coordinator_dns_name
 from fedsilo.protocol.errors import NotAllowedError, UsageError
 
 ROOT_DAYS_MAX = 730
-DAEMON_LIFETIME_MAX = timedelta(days=7)  # where a person renews
-OPERATOR_LIFETIME_MAX = timedelta(days=7)
+LIFETIME_MAX = timedelta(days=7)  # where a person renews
 OPERATOR_LIFETIME_DEFAULT = timedelta(hours=8)
 # Clocks of two sites differ: a certificate is valid from a little before it was made.
 BACKDATED = timedelta(minutes=5)
@@ -75,113 +75,58 @@ class CertificateAuthority:
         """SHA-256 of the root, hex: what people compare out of band (threat T32)."""
         return certificate_fingerprint(self.certificate)
 
-    def issue_silo(
-        self, keys: EnrolmentKeys, *, silo: str, now: datetime, lifetime: timedelta = DAEMON_LIFETIME_MAX
-    ) -> IssuedCertificate:
-        """A client certificate for a silo. Raises as `issue_coordinator`."""
-        return self._issue_daemon(keys, SpiffeId(self.name, "silo", silo), now=now, lifetime=lifetime, alternatives=[])
-
-    def issue_coordinator(
+    def issue(
         self,
         keys: EnrolmentKeys,
+        role: PeerRole,
+        name: str,
         *,
-        coordinator: str,
+        now: datetime,
+        lifetime: timedelta | None = None,
         dns_names: Sequence[str] = (),
         ip_addresses: Sequence[str] = (),
-        now: datetime,
-        lifetime: timedelta = DAEMON_LIFETIME_MAX,
     ) -> IssuedCertificate:
-        """A server certificate for a coordinator; it also carries `coordinator_dns_name(federation)`.
+        """A certificate for one name of this trust domain: a server's for a coordinator or guard, else a client's.
+
+        A coordinator's also carries `coordinator_dns_name(federation)`. An end of the guard-trainer link carries no
+        host name: the other end asks for the role, which only this site's CA gives. An operator's says who a person
+        is; what they may do stands in roles.yaml.
 
         Args:
             keys: verified public keys of the applicant.
-            coordinator: its name.
-            dns_names: host names silos dial, such as "localhost".
-            ip_addresses: addresses silos dial, such as "127.0.0.1".
+            role: of the holder.
+            name: of the holder.
             now: time of the call, timezone-aware.
-            lifetime: at most 7 days; cut to the root's own end.
+            lifetime: at most 7 days, which is the default, but 8 hours for an operator; cut to the root's own end.
+            dns_names: host names that silos dial, such as "localhost"; a coordinator's alone.
+            ip_addresses: addresses that silos dial, such as "127.0.0.1"; a coordinator's alone.
 
         Raises:
-            UsageError: a name or address that is none, a lifetime outside the limits, no signing key in the request.
+            UsageError: a name or address that is none, a lifetime outside the limits, or a message-signing key in the
+                request where the role has none, or none where it has one.
             NotAllowedError: this authority is of the wrong kind, not yet valid or expired.
         """
-        alternatives: list[x509.GeneralName] = [x509.DNSName(coordinator_dns_name(self.name))]
-        try:
-            alternatives += [x509.DNSName(name) for name in dict.fromkeys(dns_names)]
-            alternatives += [x509.IPAddress(ipaddress.ip_address(address)) for address in dict.fromkeys(ip_addresses)]
-        except ValueError as error:
-            raise UsageError(
-                f"not a DNS name or IP address: {error}", hint="addresses go under ip, names under dns"
-            ) from error
-        identity = SpiffeId(self.name, "coordinator", coordinator)
-        return self._issue_daemon(keys, identity, now=now, lifetime=lifetime, alternatives=alternatives)
-
-    def issue_operator(
-        self, keys: EnrolmentKeys, *, person: str, now: datetime, lifetime: timedelta = OPERATOR_LIFETIME_DEFAULT
-    ) -> IssuedCertificate:
-        """A certificate that says who a person is; what they may do stands in roles.yaml. Raises as above."""
-        identity = SpiffeId(self.name, "operator", person)
-        return self._issue_without_signing_key(keys, identity, now, lifetime, OPERATOR_LIFETIME_MAX)
-
-    def issue_link(
-        self,
-        keys: EnrolmentKeys,
-        *,
-        role: LinkRole,
-        name: str,
-        now: datetime,
-        lifetime: timedelta = DAEMON_LIFETIME_MAX,
-    ) -> IssuedCertificate:
-        """A certificate for one end of the guard-trainer link: the guard is its server, the trainer its client.
-
-        It carries no host name: the trainer asks for the role, which only this site's CA gives. Raises as above.
-        """
-        identity = SpiffeId(self.name, role, name)
-        return self._issue_without_signing_key(keys, identity, now, lifetime, DAEMON_LIFETIME_MAX)
-
-    def _issue_without_signing_key(
-        self, keys: EnrolmentKeys, identity: SpiffeId, now: datetime, lifetime: timedelta, maximum: timedelta
-    ) -> IssuedCertificate:
-        if keys.signing_key is not None:
-            raise UsageError(
-                f"the request of a {identity.role} carries no message-signing key",
-                hint=f"make it with a token for {identity.role}/NAME",
-            )
-        return self._issue(keys, identity, now=now, lifetime=lifetime, maximum=maximum, alternatives=[])
-
-    def _issue_daemon(
-        self,
-        keys: EnrolmentKeys,
-        identity: SpiffeId,
-        *,
-        now: datetime,
-        lifetime: timedelta,
-        alternatives: list[x509.GeneralName],
-    ) -> IssuedCertificate:
-        if keys.signing_key is None:
-            raise UsageError(f"the request for {identity} carries no message-signing key")
-        return self._issue(
-            keys, identity, now=now, lifetime=lifetime, maximum=DAEMON_LIFETIME_MAX, alternatives=alternatives
-        )
-
-    def _issue(
-        self,
-        keys: EnrolmentKeys,
-        identity: SpiffeId,
-        *,
-        now: datetime,
-        lifetime: timedelta,
-        maximum: timedelta,
-        alternatives: list[x509.GeneralName],
-    ) -> IssuedCertificate:
-        checked_name(identity.name)
-        if AUTHORITY_OF_ROLE[identity.role] != self.kind:
+        identity = SpiffeId(self.name, role, checked_name(name))
+        if AUTHORITY_OF_ROLE[role] != self.kind:
             raise NotAllowedError(
-                f"the {self.kind} CA {self.name!r} may not vouch for a {identity.role}",
-                hint=f"a {identity.role} is enrolled by a {AUTHORITY_OF_ROLE[identity.role]} CA",
+                f"the {self.kind} CA {self.name!r} may not vouch for a {role}",
+                hint=f"a {role} is enrolled by a {AUTHORITY_OF_ROLE[role]} CA",
             )
-        if not timedelta(0) < lifetime <= maximum:
-            raise UsageError(f"lifetime {lifetime} is not above zero and at most {maximum}")
+        if self.kind == "federation" and keys.signing_key is None:
+            raise UsageError(f"the request for {identity} carries no message-signing key")
+        if self.kind == "site" and keys.signing_key is not None:
+            raise UsageError(
+                f"the request of a {role} carries no message-signing key", hint=f"make it with a token for {role}/NAME"
+            )
+        names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(str(identity))]
+        if role == "coordinator":
+            names += _host_names([coordinator_dns_name(self.name), *dns_names], ip_addresses)
+        elif dns_names or ip_addresses:
+            raise UsageError(f"{identity} is no server: DNS names and IP addresses are for coordinators")
+        if lifetime is None:
+            lifetime = OPERATOR_LIFETIME_DEFAULT if role == "operator" else LIFETIME_MAX
+        if not timedelta(0) < lifetime <= LIFETIME_MAX:
+            raise UsageError(f"lifetime {lifetime} is not above zero and at most {LIFETIME_MAX}")
         root = self.certificate
         if not root.not_valid_before_utc <= now < root.not_valid_after_utc:
             raise NotAllowedError(
@@ -191,12 +136,10 @@ class CertificateAuthority:
             )
         not_before = max(now - BACKDATED, root.not_valid_before_utc).replace(microsecond=0)
         not_after = min(now + lifetime, root.not_valid_after_utc).replace(microsecond=0)
-        is_server = identity.role in ("coordinator", "guard")
-        usage = ExtendedKeyUsageOID.SERVER_AUTH if is_server else ExtendedKeyUsageOID.CLIENT_AUTH
         serial = x509.random_serial_number()
         builder = (
             x509.CertificateBuilder()
-            .subject_name(_subject(identity.name, f"{self.name} {identity.role}"))
+            .subject_name(_subject(name, f"{self.name} {role}"))
             .issuer_name(root.subject)
             .public_key(keys.tls_key)
             .serial_number(serial)
@@ -204,16 +147,10 @@ class CertificateAuthority:
             .not_valid_after(not_after)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(authority=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
-            .add_extension(
-                x509.SubjectAlternativeName([x509.UniformResourceIdentifier(str(identity)), *alternatives]),
-                critical=False,
-            )
+            .add_extension(x509.ExtendedKeyUsage([USAGE_OF_ROLE[role]]), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(keys.tls_key), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
-                critical=False,
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
         )
         if keys.signing_key is not None:
             raw = keys.signing_key.public_bytes_raw()
@@ -272,6 +209,19 @@ def load_ca(certificate_pem: bytes, key_pem: bytes, passphrase: bytes | None = N
             f"the key does not match the certificate of {root.kind} CA {root.name!r}", hint="use the key made with it"
         )
     return CertificateAuthority(root.name, root.kind, root.certificate, key)
+
+
+def _host_names(dns_names: Sequence[str], ip_addresses: Sequence[str]) -> list[x509.GeneralName]:
+    """Names that TLS compares with what was dialled. Raises UsageError: one is none."""
+    try:
+        return [
+            *(x509.DNSName(name) for name in dict.fromkeys(dns_names)),
+            *(x509.IPAddress(ipaddress.ip_address(address)) for address in dict.fromkeys(ip_addresses)),
+        ]
+    except ValueError as error:
+        raise UsageError(
+            f"not a DNS name or IP address: {error}", hint="addresses go under ip, names under dns"
+        ) from error
 
 
 def _subject(common_name: str, unit: str) -> x509.Name:

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from certs.encoding import read_one_certificate, read_root
-from certs.identity import operator_identity
+from certs.identity import site_member
 from certs.roles import Role, Roles
 from fedsilo.protocol._generated import control_pb2
 from fedsilo.protocol.clocks import COMMAND_TIME, in_words
@@ -163,7 +163,7 @@ def verify_command(
     Raises:
         NotAllowedError: names the cause.
     """
-    operator = operator_identity(command.certificate_pem, site_ca_pem, now)
+    operator = site_member(command.certificate_pem, site_ca_pem, now, role="operator")
     if operator.site != site:
         raise NotAllowedError(f"{operator.spiffe_id} is a person of site {operator.site!r}, not of {site!r}")
     signed = command_signing_bytes(
@@ -178,7 +178,7 @@ def verify_command(
         operator.public_key.verify(command.signature, signed, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature as error:
         raise NotAllowedError(
-            f"the signature of {operator.person} does not cover this command: it was changed, made for another site "
+            f"the signature of {operator.name} does not cover this command: it was changed, made for another site "
             "than this one, or signed with another key",
             hint="give the command again",
         ) from error
@@ -217,13 +217,13 @@ def verify_command(
         federation=command.federation,
     )
     return VerifiedCommand(
-        person=operator.person,
+        person=operator.name,
         certificate_fingerprint=operator.fingerprint,
         name=command.name,
         arguments=arguments,
         request_id=command.request_id,
         expires=expires,
-        roles=roles.of(operator.person),
+        roles=roles.of(operator.name),
         digest=sha256_hex(signed_bytes + operator.fingerprint.encode("ascii")),
         order={
             "signed": base64.b64encode(signed).decode(),

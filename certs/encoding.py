@@ -14,13 +14,23 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from certs.names import AuthorityKind, checked_name
+from certs.names import AuthorityKind, PeerRole, checked_name
 from fedsilo.protocol.errors import NotAllowedError, UsageError
 from fedsilo.protocol.text import harmless
 
 # Under the UUID arc (ITU-T X.667: 2.25.<uuid as integer>), which anybody may use without registration.
 SIGNING_KEY_OID = x509.ObjectIdentifier("2.25.227382187306466150213921735016254863601.1")
 AUTHORITY_KIND_OID = x509.ObjectIdentifier("2.25.227382187306466150213921735016254863601.2")
+
+# The one extended key usage of a role's certificate.
+USAGE_OF_ROLE: dict[PeerRole, x509.ObjectIdentifier] = {
+    "silo": ExtendedKeyUsageOID.CLIENT_AUTH,
+    "coordinator": ExtendedKeyUsageOID.SERVER_AUTH,
+    "operator": ExtendedKeyUsageOID.CLIENT_AUTH,
+    "guard": ExtendedKeyUsageOID.SERVER_AUTH,
+    "trainer": ExtendedKeyUsageOID.CLIENT_AUTH,
+}
+USAGE_NAME = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
 
 PEM_BYTES_MAX = 64 << 10
 # cryptography raises these, by kind of defect, while parsing what somebody else wrote.
@@ -158,9 +168,6 @@ def warn_before(certificate: x509.Certificate) -> timedelta:
     return min(timedelta(days=1), (certificate.not_valid_after_utc - certificate.not_valid_before_utc) / 3)
 
 
-_USAGE_NAME = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
-
-
 def describe_certificate(pem: bytes) -> dict[str, Any]:
     """The fields people compare, JSON-able. Raises NotAllowedError when it does not parse."""
     certificate = read_one_certificate(pem, what="the file")
@@ -186,7 +193,7 @@ def describe_certificate(pem: bytes) -> dict[str, Any]:
         elif isinstance(value, x509.SubjectAlternativeName):
             data["names"] = [f"{type(name).__name__}:{name.value}" for name in value]
         elif isinstance(value, x509.ExtendedKeyUsage):
-            data["usage"] = [_USAGE_NAME.get(oid, oid.dotted_string) for oid in value]
+            data["usage"] = [USAGE_NAME.get(oid, oid.dotted_string) for oid in value]
         elif isinstance(value, x509.UnrecognizedExtension) and extension.oid == SIGNING_KEY_OID:
             data["signing_key"] = value.value.hex()
         elif isinstance(value, x509.UnrecognizedExtension) and extension.oid == AUTHORITY_KIND_OID:
@@ -199,11 +206,10 @@ def in_words(pem: bytes) -> str:
     try:
         data = describe_certificate(pem)
     except NotAllowedError as error:
-        return f"a certificate that cannot be read ({error.message})"
-    names = ", ".join(harmless(name.partition(":")[2], 120) for name in data["names"][:4]) or "no name"
+        return _unreadable(error)
     usage = ", ".join(data["usage"][:4]) or "no extended key usage"
     return (
-        f"the certificate {data['fingerprint'][:16]} of {names} ({usage}), "
+        f"the certificate {data['fingerprint'][:16]} of {_names_in(data)} ({usage}), "
         f"issued by '{harmless(data['issuer'], 120)}', "
         f"valid {data['not_before']} to {data['not_after']}"
     )
@@ -217,13 +223,19 @@ def met_in_words(pem: bytes) -> str:
     try:
         data = describe_certificate(pem)
     except NotAllowedError as error:
-        return f"a certificate that cannot be read ({error.message})"
-    names = ", ".join(harmless(name.partition(":")[2], 120) for name in data["names"][:4]) or "no name"
+        return _unreadable(error)
     return (
         f"subject '{harmless(data['subject'], 120)}', issuer '{harmless(data['issuer'], 120)}', "
-        f"SHA-256 {data['fingerprint']}, "
-        f"for {names}"
+        f"SHA-256 {data['fingerprint']}, for {_names_in(data)}"
     )
+
+
+def _unreadable(error: NotAllowedError) -> str:
+    return f"a certificate that cannot be read ({error.message})"
+
+
+def _names_in(data: dict[str, Any]) -> str:
+    return ", ".join(harmless(name.partition(":")[2], 120) for name in data["names"][:4]) or "no name"
 
 
 def issued_by(pem: bytes, root_pem: bytes) -> bool:

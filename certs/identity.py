@@ -12,17 +12,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import cast
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import NameOID
 
 from certs.encoding import (
     PARSE_ERRORS,
     SIGNING_KEY_OID,
+    USAGE_NAME,
+    USAGE_OF_ROLE,
     certificate_fingerprint,
     load_signing_key,
     load_tls_key,
@@ -31,19 +34,11 @@ from certs.encoding import (
     read_one_certificate,
     read_root,
 )
-from certs.names import AUTHORITY_OF_ROLE, LinkRole, PartyRole, PeerRole, SpiffeId, parse_spiffe_id
+from certs.names import AUTHORITY_OF_ROLE, PartyRole, PeerRole, SiteRole, SpiffeId, parse_spiffe_id
 from fedsilo.protocol.clocks import CERTIFICATE_TIME
 from fedsilo.protocol.errors import NotAllowedError
 from fedsilo.protocol.text import harmless
 
-_USAGE_OF_ROLE = {
-    "silo": ExtendedKeyUsageOID.CLIENT_AUTH,
-    "coordinator": ExtendedKeyUsageOID.SERVER_AUTH,
-    "operator": ExtendedKeyUsageOID.CLIENT_AUTH,
-    "guard": ExtendedKeyUsageOID.SERVER_AUTH,
-    "trainer": ExtendedKeyUsageOID.CLIENT_AUTH,
-}
-_USAGE_NAME = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
 KNOWN_PEERS_MAX = 256
 _RENEW = "get a fresh one: `fedsilo certs invite`, `renew` (with the same keys) or `request`, `sign`"
 
@@ -62,26 +57,15 @@ class PeerIdentity:
 
 
 @dataclass(frozen=True)
-class OperatorIdentity:
-    """A person of a site. What the person may do stands in roles.yaml, never here."""
+class SiteMember:
+    """A person of a site, whose rights are in roles.yaml, or one end of the site's guard-trainer link."""
 
     spiffe_id: str
-    site: str
-    person: str
-    public_key: ec.EllipticCurvePublicKey
-    fingerprint: str
-    not_after: datetime
-
-
-@dataclass(frozen=True)
-class LinkIdentity:
-    """One end of a site's guard-trainer link. `key_bytes`: its public key in DER, to compare with other keys."""
-
-    spiffe_id: str
-    role: LinkRole
+    role: SiteRole
     site: str
     name: str
-    key_bytes: bytes
+    public_key: ec.EllipticCurvePublicKey
+    key_bytes: bytes  # of the public key, in DER, to compare with other keys
     fingerprint: str
     not_after: datetime
 
@@ -157,30 +141,19 @@ class KnownPeers:
         return peer
 
 
-def operator_identity(certificate_pem: bytes, site_ca_pem: bytes, now: datetime) -> OperatorIdentity:
-    """Judge the certificate a command was signed with. Raises NotAllowedError naming the cause."""
-    certificate, identity = _verified_leaf(certificate_pem, site_ca_pem, now, role="operator")
-    key = certificate.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise NotAllowedError(f"the certificate of {identity} does not hold an ECDSA key")
-    return OperatorIdentity(
-        spiffe_id=str(identity),
-        site=identity.domain,
-        person=identity.name,
-        public_key=key,
-        fingerprint=certificate_fingerprint(certificate),
-        not_after=certificate.not_valid_after_utc,
-    )
+def site_member(certificate_pem: bytes, site_ca_pem: bytes, now: datetime, *, role: SiteRole) -> SiteMember:
+    """Judge the certificate that a command was signed with, or that of one end of the guard-trainer link.
 
-
-def link_identity(certificate_pem: bytes, site_ca_pem: bytes, now: datetime, *, role: LinkRole) -> LinkIdentity:
-    """Judge the certificate of one end of the guard-trainer link. Raises NotAllowedError naming the cause."""
+    Raises:
+        NotAllowedError: names the cause.
+    """
     certificate, identity = _verified_leaf(certificate_pem, site_ca_pem, now, role=role)
-    return LinkIdentity(
+    return SiteMember(
         spiffe_id=str(identity),
         role=role,
         site=identity.domain,
         name=identity.name,
+        public_key=cast(ec.EllipticCurvePublicKey, certificate.public_key()),  # as the form of a leaf demands
         key_bytes=public_key_bytes(certificate),
         fingerprint=certificate_fingerprint(certificate),
         not_after=certificate.not_valid_after_utc,
@@ -312,11 +285,11 @@ def _check_form(certificate: x509.Certificate, called: str, role: PeerRole) -> N
         raise NotAllowedError(f"{called} lacks the extension {error.oid.dotted_string}", hint=_RENEW) from error
     if not usage.digital_signature:
         raise NotAllowedError(f"{called} may not sign (key usage)", hint=_RENEW)
-    needed = _USAGE_OF_ROLE[role]
+    needed = USAGE_OF_ROLE[role]
     if list(extended) != [needed]:
-        usages = ", ".join(_USAGE_NAME.get(oid, oid.dotted_string) for oid in extended) or "none"
+        usages = ", ".join(USAGE_NAME.get(oid, oid.dotted_string) for oid in extended) or "none"
         raise NotAllowedError(
-            f"wrong role: {called} has extended key usage {usages}; a {role} has {_USAGE_NAME[needed]} alone",
+            f"wrong role: {called} has extended key usage {usages}; a {role} has {USAGE_NAME[needed]} alone",
             hint=f"use a {role} certificate",
         )
 

@@ -18,6 +18,7 @@ from fedsilo.protocol.errors import UsageError
 
 PartyRole = Literal["silo", "coordinator"]
 LinkRole = Literal["guard", "trainer"]
+SiteRole = Literal["operator", "guard", "trainer"]
 PeerRole = Literal["silo", "coordinator", "operator", "guard", "trainer"]
 AuthorityKind = Literal["federation", "site"]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from certs.identity import LinkIdentity, link_identity
+from certs.identity import SiteMember, site_member
 from certs.names import LinkRole
 from fedsilo.files.identity_files import load_link, read_public
 from fedsilo.protocol.errors import NotAllowedError
@@ -115,8 +115,8 @@ class LinkTls:
             raise LinkRefused(f"the TLS handshake did not finish: {error.strerror or error}") from error
         return stream
 
-    def _judge(self, stream: TlsStream) -> LinkIdentity:
-        peer = link_identity(stream.peer_certificate_pem, self._site_ca_pem, self._clock(), role=self._peer_role)
+    def _judge(self, stream: TlsStream) -> SiteMember:
+        peer = site_member(stream.peer_certificate_pem, self._site_ca_pem, self._clock(), role=self._peer_role)
         if peer.key_bytes in self._refused_keys:
             raise NotAllowedError(
                 f"{peer.spiffe_id} uses a key of the {self.own.role}; each end has its own",

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from certs.encoding import PARSE_ERRORS, TrustRoot, certificate_fingerprint, read_root
-from certs.identity import named_in, operator_identity
+from certs.identity import named_in, site_member
 from certs.names import SpiffeId, parse_spiffe_id
 from fedsilo.audit.audit_verify import LogResult
 from fedsilo.audit.checkpoint import COSIGNATURE_V1, VerifierKey, cosigned_at, parse_checkpoint
@@ -263,7 +263,7 @@ class _Log:
         late = written <= ends < at and (at - ends).total_seconds() <= LATE_SECONDS_MAX
         moment = ends if late else max(at, begins)  # a clock may be behind, and nobody signs by what is not there yet
         try:
-            operator_identity(order.certificate.public_bytes(Encoding.PEM), pem, moment)
+            site_member(order.certificate.public_bytes(Encoding.PEM), pem, moment, role="operator")
         except NotAllowedError as error:
             raise _BrokenError(error.message) from error
         return "late" if late else "anchored"

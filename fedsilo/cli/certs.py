@@ -155,7 +155,7 @@ def make_trial(
 def _fill(
     folder: Path, federation: str, silos: Sequence[str], dns_names: Sequence[str], ip_addresses: Sequence[str]
 ) -> None:
-    from certs.authority import DAEMON_LIFETIME_MAX
+    from certs.authority import LIFETIME_MAX
     from fedsilo.demo.provision import init_ca, provision_site
 
     authority = folder / AUTHORITY_FOLDER
@@ -168,7 +168,7 @@ def _fill(
         is_coordinator=True,
         dns_names=dns_names,
         ip_addresses=ip_addresses,
-        operator_lifetime=DAEMON_LIFETIME_MAX,
+        operator_lifetime=LIFETIME_MAX,
     )
     alice, bob = PEOPLE_OF_SILO
     for silo in silos:
@@ -178,7 +178,7 @@ def _fill(
             federation_ca=authority,
             people={alice: ("approver", "operator"), bob: ("approver",)},
             coordinator_public_key=(identities / "coordinator.pub").read_bytes(),
-            operator_lifetime=DAEMON_LIFETIME_MAX,
+            operator_lifetime=LIFETIME_MAX,
         )
 
 
@@ -426,7 +426,7 @@ def check(
     from datetime import datetime, timedelta
 
     from certs.encoding import read_one_certificate, read_root, warn_before
-    from certs.identity import operator_identity
+    from certs.identity import site_member
     from fedsilo.demo.provision import utc_text
     from fedsilo.files.identity_files import load_identity, load_link, load_operator, read_public
     from fedsilo.protocol.errors import UsageError
@@ -434,7 +434,7 @@ def check(
     now = datetime.now(UTC)
     if role == "operator":
         pem, _ = load_operator(certificate, key, root, now=now)
-        person = operator_identity(pem, read_public(root), now)
+        person = site_member(pem, read_public(root), now, role="operator")
         spiffe_id, not_after, fingerprint = person.spiffe_id, person.not_after, person.fingerprint
     elif role == "guard" or role == "trainer":
         end = load_link(certificate, key, root, role=role, now=now)

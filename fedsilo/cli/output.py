@@ -181,7 +181,7 @@ def told_of(signing: Signing) -> dict[str, Any]:
         NotAllowedError: the certificate is not of that site or is over, or no role of the person allows the command.
         UsageError: roles.yaml is wrong.
     """
-    from certs.identity import operator_identity
+    from certs.identity import site_member
     from certs.roles import may
     from fedsilo.files.identity_files import load_site, read_public
 
@@ -196,7 +196,7 @@ def told_of(signing: Signing) -> dict[str, Any]:
     if not (folder / SITE_CA).exists() or not (folder / ROLES).exists():
         return told
     ca, roles = load_site(folder / SITE_CA, folder / ROLES, site=signing.site)
-    person = operator_identity(read_public(signing.certificate), ca, datetime.now(UTC)).person
+    person = site_member(read_public(signing.certificate), ca, datetime.now(UTC), role="operator").name
     held = roles.of(person)
     action = ACTIONS_OF_COMMANDS.get(signing.name, signing.name)
     if not may(held, action):

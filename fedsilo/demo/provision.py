@@ -25,8 +25,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from certs.authority import (
     BACKDATED,
-    DAEMON_LIFETIME_MAX,
-    OPERATOR_LIFETIME_DEFAULT,
     CertificateAuthority,
     IssuedCertificate,
     create_ca,
@@ -178,31 +176,15 @@ def sign(
         if identity.role != "coordinator" and (dns_names or ip_addresses):
             raise UsageError(f"{identity} is no server: DNS names and IP addresses are for coordinators")
         _write_tokens(ca_directory, book)
-        if identity.role == "silo":
-            issued = authority.issue_silo(
-                parsed.keys, silo=identity.name, now=moment, lifetime=lifetime or DAEMON_LIFETIME_MAX
-            )
-        elif identity.role == "coordinator":
-            issued = authority.issue_coordinator(
-                parsed.keys,
-                coordinator=identity.name,
-                dns_names=dns_names,
-                ip_addresses=ip_addresses,
-                now=moment,
-                lifetime=lifetime or DAEMON_LIFETIME_MAX,
-            )
-        elif identity.role == "operator":
-            issued = authority.issue_operator(
-                parsed.keys, person=identity.name, now=moment, lifetime=lifetime or OPERATOR_LIFETIME_DEFAULT
-            )
-        else:
-            issued = authority.issue_link(
-                parsed.keys,
-                role=identity.role,
-                name=identity.name,
-                now=moment,
-                lifetime=lifetime or DAEMON_LIFETIME_MAX,
-            )
+        issued = authority.issue(
+            parsed.keys,
+            identity.role,
+            identity.name,
+            now=moment,
+            lifetime=lifetime,
+            dns_names=dns_names,
+            ip_addresses=ip_addresses,
+        )
         _note_issued(ca_directory, issued)
     return issued
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from certs.encoding import load_signing_public_key, load_tls_key, read_one_certificate, read_root
-from certs.identity import Identity, LinkIdentity, link_identity, operator_identity, own_identity
+from certs.identity import Identity, SiteMember, own_identity, site_member
 from certs.names import LinkRole, PartyRole
 from certs.roles import Roles, load_roles
 from fedsilo.files.durable import read_private, read_regular
@@ -75,14 +75,14 @@ def load_operator(
     private = _naming(key, lambda: load_tls_key(read_private(key)))
     if site_ca is not None:
         site_ca_pem = read_public(site_ca)
-        _naming(certificate, lambda: operator_identity(pem, site_ca_pem, _now(now)))
+        _naming(certificate, lambda: site_member(pem, site_ca_pem, _now(now), role="operator"))
     _match(certificate, pem, key, private)
     return pem, private
 
 
 def load_link(
     certificate: Path, key: Path, site_ca: Path, *, role: LinkRole, now: datetime | None = None
-) -> LinkIdentity:
+) -> SiteMember:
     """Judge one end's files of the guard-trainer link, refusing what the other end would refuse anyway.
 
     Raises:
@@ -90,7 +90,7 @@ def load_link(
         NotAllowedError: as `load_identity`.
     """
     pem, site_ca_pem = read_public(certificate), read_public(site_ca)
-    identity = _naming(certificate, lambda: link_identity(pem, site_ca_pem, _now(now), role=role))
+    identity = _naming(certificate, lambda: site_member(pem, site_ca_pem, _now(now), role=role))
     _match(certificate, pem, key, _naming(key, lambda: load_tls_key(read_private(key))))
     return identity
 

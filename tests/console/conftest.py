@@ -44,7 +44,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     authority = create_ca("hospital_a", kind="site", not_before=now - timedelta(days=1), days=30)
     for name in ("alice", "bob"):
         key = ec.generate_private_key(ec.SECP256R1())
-        issued = authority.issue_operator(EnrolmentKeys(key.public_key(), None), person=name, now=now)
+        issued = authority.issue(EnrolmentKeys(key.public_key(), None), "operator", name, now=now)
         (tmp_path / f"{name}.crt").write_bytes(issued.certificate_pem)
         write_private(tmp_path / f"{name}.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     roles = Roles("hospital_a", {"alice": frozenset({"approver"}), "bob": frozenset({"viewer"})})

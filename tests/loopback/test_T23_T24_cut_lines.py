@@ -72,9 +72,7 @@ class Place:
 
     def _served(self) -> tuple[FederationService, grpc.Server, int]:
         tls_key, signing_key, keys = new_keys()
-        own = self.authority.issue_coordinator(
-            keys, coordinator="main", dns_names=[], ip_addresses=["127.0.0.1"], now=self.now
-        )
+        own = self.authority.issue(keys, "coordinator", "main", dns_names=[], ip_addresses=["127.0.0.1"], now=self.now)
         root = self.authority.certificate_pem
         identity = Identity(
             own.spiffe_id, own.certificate_pem, private_key_pem(tls_key), signing_key, root,
@@ -91,8 +89,8 @@ class Place:
 
     def _files(self, authority: CertificateAuthority) -> TlsFiles:
         tls_key, _, _ = new_keys()
-        signed = authority.issue_silo(
-            EnrolmentKeys(tls_key.public_key(), OUR_KEY.public_key()), silo="hospital_a", now=self.now
+        signed = authority.issue(
+            EnrolmentKeys(tls_key.public_key(), OUR_KEY.public_key()), "silo", "hospital_a", now=self.now
         )
         files = TlsFiles(*(self.folder / name for name in ("silo.crt", "silo.key", "ca.crt")))
         files.certificate.write_bytes(signed.certificate_pem)

@@ -106,12 +106,12 @@ def _issued(
         key, _, keys = new_keys(signing=role == "silo")
         vouches, now = authority or site.authority, NOW - age
         if role == "silo":
-            issued = vouches.issue_silo(keys, silo="hospital_a", now=now)
+            issued = vouches.issue(keys, "silo", "hospital_a", now=now)
         elif role == "operator":
-            issued = vouches.issue_operator(keys, person="alice", now=now)
+            issued = vouches.issue(keys, "operator", "alice", now=now)
         else:
             link_role: LinkRole = "guard" if role == "guard" else "trainer"
-            issued = vouches.issue_link(keys, role=link_role, name="trainer", now=now)
+            issued = vouches.issue(keys, link_role, "trainer", now=now)
         return site.stranger(issued.certificate_pem, key)
 
     return make

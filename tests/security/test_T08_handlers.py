@@ -109,9 +109,9 @@ class Served:
 def identity_of(role: str) -> Identity:
     tls_key, signing_key, keys = new_keys()
     if role == "silo":
-        issued = CA.issue_silo(keys, silo="hospital_a", now=NOW)
+        issued = CA.issue(keys, "silo", "hospital_a", now=NOW)
     else:
-        issued = CA.issue_coordinator(keys, coordinator="main", dns_names=[], ip_addresses=["127.0.0.1"], now=NOW)
+        issued = CA.issue(keys, "coordinator", "main", dns_names=[], ip_addresses=["127.0.0.1"], now=NOW)
     peer = peer_identity(issued.certificate_pem, CA.certificate_pem, NOW, role=role)  # type: ignore[arg-type]
     return Identity(
         peer.spiffe_id, issued.certificate_pem, private_key_pem(tls_key), signing_key, CA.certificate_pem, peer
@@ -246,7 +246,7 @@ class Socket:
 @pytest.fixture(scope="module")
 def operator() -> tuple[Any, bytes]:
     tls_key, _, keys = new_keys(signing=False)
-    return tls_key, SITE_CA.issue_operator(keys, person="alice", now=NOW).certificate_pem
+    return tls_key, SITE_CA.issue(keys, "operator", "alice", now=NOW).certificate_pem
 
 
 @pytest.fixture(params=["silo", "coordinator"])

@@ -748,7 +748,7 @@ def test_T20_run_verify_takes_silo_keys_from_certificates_under_the_federations_
 
     def certificate(name: str, key: Ed25519PrivateKey, *, under: Any = ca, now: datetime = begins) -> str:
         keys = EnrolmentKeys(ec.generate_private_key(ec.SECP256R1()).public_key(), key.public_key())
-        pem: bytes = under.issue_silo(keys, silo=name, now=now).certificate_pem
+        pem: bytes = under.issue(keys, "silo", name, now=now).certificate_pem
         return pem.decode()
 
     root, signers = tmp_path / "ca.crt", ("hospital_a", "hospital_b")

@@ -234,7 +234,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     authority = create_ca("cardio-net", kind="federation", not_before=now - timedelta(days=1), days=30)
     house = House(tmp_path / "house")
     tls_key, signing_key, keys = new_keys()
-    own = authority.issue_coordinator(keys, coordinator="main", dns_names=[], ip_addresses=["127.0.0.1"], now=now)
+    own = authority.issue(keys, "coordinator", "main", dns_names=[], ip_addresses=["127.0.0.1"], now=now)
     root = authority.certificate_pem
     identity = Identity(
         own.spiffe_id, own.certificate_pem, private_key_pem(tls_key), signing_key, root,
@@ -251,9 +251,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         for name in SILOS:
             silo = silos[name] = RemoteSilo(house, name)
             tls_key, _, _ = new_keys()
-            signed = authority.issue_silo(
-                EnrolmentKeys(tls_key.public_key(), silo.key.public_key()), silo=name, now=now
-            )
+            signed = authority.issue(EnrolmentKeys(tls_key.public_key(), silo.key.public_key()), "silo", name, now=now)
             credentials = grpc.ssl_channel_credentials(root, private_key_pem(tls_key), signed.certificate_pem)
             address = f"127.0.0.1:{port}"
             channels[name] = stack.enter_context(grpc.secure_channel(address, credentials, OF_ITS_OWN))

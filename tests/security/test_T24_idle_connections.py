@@ -48,9 +48,7 @@ class Listening:
         self._root = self._authority.certificate_pem
         self._folder = folder
         tls_key, self._signing_key, keys = new_keys()
-        own = self._authority.issue_coordinator(
-            keys, coordinator="main", dns_names=[], ip_addresses=["127.0.0.1"], now=now
-        )
+        own = self._authority.issue(keys, "coordinator", "main", dns_names=[], ip_addresses=["127.0.0.1"], now=now)
         self._identity = Identity(
             own.spiffe_id, own.certificate_pem, private_key_pem(tls_key), self._signing_key, self._root,
             peer_identity(own.certificate_pem, self._root, now, role="coordinator"),
@@ -69,8 +67,8 @@ class Listening:
     def silo_gets_in(self, port: int) -> bool:
         """Whether a silo's TLS stands and the coordinator begins to speak HTTP/2 on it."""
         tls_key, signing_key, _ = new_keys()
-        issued = self._authority.issue_silo(
-            EnrolmentKeys(tls_key.public_key(), signing_key.public_key()), silo="a", now=datetime.now(UTC)
+        issued = self._authority.issue(
+            EnrolmentKeys(tls_key.public_key(), signing_key.public_key()), "silo", "a", now=datetime.now(UTC)
         )
         certificate, key = self._folder / "a.crt", self._folder / "a.key"
         certificate.write_bytes(issued.certificate_pem)

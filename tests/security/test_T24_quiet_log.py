@@ -103,7 +103,7 @@ def test_T24_refused_commands_do_not_fill_the_log_and_cannot_hide_a_person_s(
         return sign_command(
             site="hospital_a", name="stop", arguments={}, request_id=f"request-{number:04}",
             expires=NOW.replace(hour=13),
-            operator_certificate_pem=issuer.issue_operator(keys, person=person, now=NOW).certificate_pem,
+            operator_certificate_pem=issuer.issue(keys, "operator", person, now=NOW).certificate_pem,
             operator_key=key,
         )  # fmt: skip
 

@@ -28,7 +28,7 @@ SILO = "spiffe://cardio-net/silo/hospital_a"
 def identity(now: datetime, keys: Any = KEYS, *, lifetime: timedelta = WEEK) -> Identity:
     """A certificate, by default of a week, as daemons have them."""
     tls_key, signing_key, public = keys
-    issued = CA.issue_silo(public, silo="hospital_a", now=now, lifetime=lifetime)
+    issued = CA.issue(public, "silo", "hospital_a", now=now, lifetime=lifetime)
     peer = peer_identity(issued.certificate_pem, CA.certificate_pem, now, role="silo")
     return Identity(SILO, issued.certificate_pem, private_key_pem(tls_key), signing_key, CA.certificate_pem, peer)
 

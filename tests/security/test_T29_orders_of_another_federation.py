@@ -26,7 +26,7 @@ from tests.simulated.policy_site import PolicySite, text_of
 NOW = datetime(2027, 1, 15, 8, tzinfo=UTC)
 CA = create_ca("hospital_a", kind="site", not_before=NOW - timedelta(days=1), days=30)
 KEYS = new_keys(signing=False)
-CERTIFICATE = CA.issue_operator(KEYS[2], person="alice", now=NOW).certificate_pem
+CERTIFICATE = CA.issue(KEYS[2], "operator", "alice", now=NOW).certificate_pem
 ROLES = Roles("hospital_a", {"alice": frozenset({"operator", "approver"})})
 
 

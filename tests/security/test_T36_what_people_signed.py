@@ -52,8 +52,7 @@ class World:
         self.ca = create_ca(site, kind="site", not_before=NOW - timedelta(days=1), days=365)
         self.keys = {name: new_keys(signing=False) for name in ("alice", "bob")}
         self.people = {
-            name: self.ca.issue_operator(keys[2], person=name, now=NOW).certificate_pem
-            for name, keys in self.keys.items()
+            name: self.ca.issue(keys[2], "operator", name, now=NOW).certificate_pem for name, keys in self.keys.items()
         }
 
     def command(self, name: str, arguments: dict[str, Any], person: str = "alice", at: float = 0.0) -> VerifiedCommand:

@@ -28,7 +28,7 @@ HOUR = timedelta(hours=1)
 REAL = datetime.now(UTC)  # the person's clock, which is this machine's
 CA = create_ca("hospital_a", kind="site", not_before=REAL - 24 * HOUR, days=10)
 KEY = ec.generate_private_key(ec.SECP256R1())
-ALICE = CA.issue_operator(EnrolmentKeys(KEY.public_key(), None), person="alice", now=REAL - 2 * HOUR)
+ALICE = CA.issue(EnrolmentKeys(KEY.public_key(), None), "operator", "alice", now=REAL - 2 * HOUR)
 
 
 def order(number: int) -> control_pb2.Command:

@@ -251,7 +251,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
 
 def issued(authority: CertificateAuthority, silo: str, now: datetime) -> tuple[bytes, Any]:
     key, _, keys = new_keys()
-    return authority.issue_silo(keys, silo=silo, now=now, lifetime=timedelta(hours=1)).certificate_pem, key
+    return authority.issue(keys, "silo", silo, now=now, lifetime=timedelta(hours=1)).certificate_pem, key
 
 
 def wrong_silo_certificates(place: Sites) -> dict[str, tuple[bytes, Any]]:
@@ -367,7 +367,7 @@ def test_T28_a_silo_that_is_not_on_the_list_is_named_at_both_ends(
     place: Sites, caplog: pytest.LogCaptureFixture
 ) -> None:
     tls_key, signing_key, keys = new_keys()
-    pem = place.authority.issue_silo(keys, silo="stranger", now=NOW).certificate_pem
+    pem = place.authority.issue(keys, "silo", "stranger", now=NOW).certificate_pem
     sender, since = f"spiffe://{FEDERATION}/silo/stranger", len(place.process.lines)
     line = place.refused(caplog, place.files("stranger", pem, tls_key), sender=sender, key=signing_key)
     assert f"the coordinator refuses this silo: {sender} is not on its list of silos; its people list" in line
@@ -474,8 +474,8 @@ def coordinator_pair(
     authority: CertificateAuthority, now: datetime = NOW, ips: Sequence[str] = ("127.0.0.1",)
 ) -> tuple[bytes, Any]:
     key, _, keys = new_keys()
-    return authority.issue_coordinator(
-        keys, coordinator="main", dns_names=["elsewhere.example"], ip_addresses=ips, now=now,
+    return authority.issue(
+        keys, "coordinator", "main", dns_names=["elsewhere.example"], ip_addresses=ips, now=now,
         lifetime=timedelta(hours=1),
     ).certificate_pem, key  # fmt: skip
 
@@ -717,7 +717,7 @@ def test_T28_T36_a_command_that_may_not_be_given_is_named_to_the_person_and_in_t
     late = NOW + timedelta(hours=9)  # her certificate is good for eight: as she would sign, nine hours ago
     authority = load_authority(place.root / "main" / "site_ca")
     key, _, keys = new_keys(signing=False)
-    pem = backdated(authority).issue_operator(keys, person="alice", now=NOW - timedelta(days=2)).certificate_pem
+    pem = backdated(authority).issue(keys, "operator", "alice", now=NOW - timedelta(days=2)).certificate_pem
     line = told(
         sign_command(
             site="main", name="run.submit", arguments={}, request_id="0123456789", expires=late,

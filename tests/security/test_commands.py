@@ -43,7 +43,7 @@ class Person:
         from certs.enrolment import EnrolmentKeys
 
         keys = EnrolmentKeys(self.key.public_key(), None)
-        self.certificate = self.authority.issue_operator(keys, person=self.name, now=NOW).certificate_pem
+        self.certificate = self.authority.issue(keys, "operator", self.name, now=NOW).certificate_pem
 
     def signs(self, name: str = "approvals.approve", **changes: Any) -> control_pb2.Command:
         fields: dict[str, Any] = {
@@ -484,4 +484,4 @@ def test_T36_two_at_once_are_carried_out_once() -> None:
 
 def test_keys_of_daemons_are_not_keys_of_people() -> None:
     with pytest.raises(UsageError):
-        SITE_CA.issue_operator(new_keys()[2], person="alice", now=NOW)
+        SITE_CA.issue(new_keys()[2], "operator", "alice", now=NOW)

@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 from certs.authority import BACKDATED, create_ca, load_ca
 from certs.encoding import private_key_pem
 from certs.enrolment import TokenBook, make_request, read_request
-from certs.identity import KNOWN_PEERS_MAX, KnownPeers, operator_identity, own_identity, peer_identity
+from certs.identity import KNOWN_PEERS_MAX, KnownPeers, own_identity, peer_identity, site_member
 from certs.names import SpiffeId, coordinator_dns_name, parse_spiffe_id
 from fedsilo.demo.provision import init_ca
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, UsageError
@@ -34,9 +34,9 @@ def test_T28_a_silo_and_a_coordinator_are_recognised_with_their_signing_keys() -
     for role in ("silo", "coordinator"):
         _, signing_key, keys = new_keys()
         issued = (
-            FEDERATION.issue_silo(keys, silo="a", now=NOW)
+            FEDERATION.issue(keys, "silo", "a", now=NOW)
             if role == "silo"
-            else FEDERATION.issue_coordinator(keys, coordinator="a", dns_names=["localhost"], now=NOW)
+            else FEDERATION.issue(keys, "coordinator", "a", dns_names=["localhost"], now=NOW)
         )
         peer = peer_identity(issued.certificate_pem, FEDERATION.certificate_pem, NOW, role=role)
         assert (peer.spiffe_id, peer.role, peer.name) == (f"spiffe://cardio-net/{role}/a", role, "a")
@@ -48,7 +48,7 @@ def test_T28_a_silo_and_a_coordinator_are_recognised_with_their_signing_keys() -
 
 def test_T28_names_are_compared_whole_not_by_prefix() -> None:
     _, _, keys = new_keys()
-    issued = FEDERATION.issue_silo(keys, silo="a2", now=NOW)
+    issued = FEDERATION.issue(keys, "silo", "a2", now=NOW)
     assert peer_identity(issued.certificate_pem, FEDERATION.certificate_pem, NOW, role="silo").name == "a2"
     for text in (SILO + "/", SILO + "\n", SILO + "/../a2", SILO.upper(), "spiffe://x/silo/\uff41", "http://x/silo/a"):
         assert parse_spiffe_id(text) is None, text
@@ -86,10 +86,10 @@ def test_T28_the_forgery_without_a_fault_is_accepted() -> None:
 
 def test_T28_no_role_passes_for_another() -> None:
     pems = {
-        "silo": FEDERATION.issue_silo(new_keys()[2], silo="a", now=NOW).certificate_pem,
-        "coordinator": FEDERATION.issue_coordinator(new_keys()[2], coordinator="a", now=NOW).certificate_pem,
+        "silo": FEDERATION.issue(new_keys()[2], "silo", "a", now=NOW).certificate_pem,
+        "coordinator": FEDERATION.issue(new_keys()[2], "coordinator", "a", now=NOW).certificate_pem,
     }
-    operator = SITE.issue_operator(new_keys(signing=False)[2], person="alice", now=NOW).certificate_pem
+    operator = SITE.issue(new_keys(signing=False)[2], "operator", "alice", now=NOW).certificate_pem
     for presented, pem in pems.items():
         for wanted in ("silo", "coordinator"):
             if presented == wanted:
@@ -98,24 +98,24 @@ def test_T28_no_role_passes_for_another() -> None:
                 with pytest.raises(NotAllowedError, match="wrong role"):
                     peer_identity(pem, FEDERATION.certificate_pem, NOW, role=wanted)
         with pytest.raises(NotAllowedError, match="wrong CA"):
-            operator_identity(pem, SITE.certificate_pem, NOW)
+            site_member(pem, SITE.certificate_pem, NOW, role="operator")
         # B3: the federation's root is no root for operators, whoever swapped the files.
         with pytest.raises(NotAllowedError, match="vouched for by a site CA"):
-            operator_identity(pem, FEDERATION.certificate_pem, NOW)
-    assert operator_identity(operator, SITE.certificate_pem, NOW).person == "alice"
+            site_member(pem, FEDERATION.certificate_pem, NOW, role="operator")
+    assert site_member(operator, SITE.certificate_pem, NOW, role="operator").name == "alice"
     with pytest.raises(NotAllowedError, match="wrong CA"):
         peer_identity(operator, FEDERATION.certificate_pem, NOW, role="silo")
 
 
 def test_T28_an_authority_vouches_only_for_its_own_kind() -> None:
     with pytest.raises(NotAllowedError, match="may not vouch for a operator"):
-        FEDERATION.issue_operator(new_keys(signing=False)[2], person="alice", now=NOW)
+        FEDERATION.issue(new_keys(signing=False)[2], "operator", "alice", now=NOW)
     with pytest.raises(NotAllowedError, match="may not vouch for a silo"):
-        SITE.issue_silo(new_keys()[2], silo="a", now=NOW)
+        SITE.issue(new_keys()[2], "silo", "a", now=NOW)
 
 
 def test_T26_validity_is_judged_at_the_moment_given() -> None:
-    issued = FEDERATION.issue_silo(new_keys()[2], silo="a", now=NOW, lifetime=timedelta(hours=24))
+    issued = FEDERATION.issue(new_keys()[2], "silo", "a", now=NOW, lifetime=timedelta(hours=24))
     root = FEDERATION.certificate_pem
     assert peer_identity(issued.certificate_pem, root, NOW + timedelta(hours=24), role="silo").name == "a"
     with pytest.raises(NotAllowedError, match="expired at 2026-12-02T12:00:00Z"):
@@ -128,7 +128,7 @@ def test_T26_validity_is_judged_at_the_moment_given() -> None:
 
 
 def test_T26_a_certificate_that_is_known_is_judged_again_when_time_is_no_longer_what_it_was() -> None:
-    issued = FEDERATION.issue_silo(new_keys()[2], silo="a", now=NOW, lifetime=timedelta(hours=24))
+    issued = FEDERATION.issue(new_keys()[2], "silo", "a", now=NOW, lifetime=timedelta(hours=24))
     known, pem = KnownPeers(FEDERATION.certificate_pem, "silo"), issued.certificate_pem
     first = known.judge(pem, NOW)
     assert first == peer_identity(pem, FEDERATION.certificate_pem, NOW, role="silo")
@@ -139,9 +139,9 @@ def test_T26_a_certificate_that_is_known_is_judged_again_when_time_is_no_longer_
         known.judge(pem, NOW - timedelta(minutes=5, seconds=1))
     assert known.judge(pem, NOW - timedelta(minutes=5)) == first
 
-    renewed = FEDERATION.issue_silo(new_keys()[2], silo="a", now=NOW).certificate_pem
+    renewed = FEDERATION.issue(new_keys()[2], "silo", "a", now=NOW).certificate_pem
     assert known.judge(renewed, NOW).fingerprint != first.fingerprint
-    for foreign in (OTHER.issue_silo(new_keys()[2], silo="a", now=NOW).certificate_pem, b"", pem + renewed):
+    for foreign in (OTHER.issue(new_keys()[2], "silo", "a", now=NOW).certificate_pem, b"", pem + renewed):
         for _ in range(2):  # a refusal is not remembered, and is none of what is known
             with pytest.raises(NotAllowedError):
                 known.judge(foreign, NOW)
@@ -169,17 +169,17 @@ def test_T26_the_oldest_of_too_many_known_certificates_is_judged_anew() -> None:
 
 def test_T26_a_leaf_never_outlives_its_root() -> None:
     short = create_ca("net", kind="federation", not_before=NOW, days=1)
-    issued = short.issue_silo(new_keys()[2], silo="a", now=NOW)
+    issued = short.issue(new_keys()[2], "silo", "a", now=NOW)
     assert issued.not_after == NOW + timedelta(days=1)
     assert issued.not_before == NOW  # nor is it older than its root
     with pytest.raises(NotAllowedError, match="not at 2026-12-03"):
-        short.issue_silo(new_keys()[2], silo="a", now=NOW + timedelta(days=2))
+        short.issue(new_keys()[2], "silo", "a", now=NOW + timedelta(days=2))
     with pytest.raises(UsageError, match="lifetime"):
-        short.issue_silo(new_keys()[2], silo="a", now=NOW, lifetime=timedelta(days=8))
+        short.issue(new_keys()[2], "silo", "a", now=NOW, lifetime=timedelta(days=8))
 
 
 def test_T28_another_root_of_the_same_name_is_the_wrong_ca() -> None:
-    issued = OTHER.issue_silo(new_keys()[2], silo="a", now=NOW)
+    issued = OTHER.issue(new_keys()[2], "silo", "a", now=NOW)
     with pytest.raises(NotAllowedError, match=r"wrong CA: .*spiffe://cardio-net/silo/a"):
         peer_identity(issued.certificate_pem, FEDERATION.certificate_pem, NOW, role="silo")
     peer_identity(issued.certificate_pem, OTHER.certificate_pem, NOW, role="silo")
@@ -187,7 +187,7 @@ def test_T28_another_root_of_the_same_name_is_the_wrong_ca() -> None:
 
 def test_T28_a_member_cannot_issue_for_others() -> None:
     tls_key, _, keys = new_keys()
-    member = FEDERATION.issue_silo(keys, silo="a", now=NOW)
+    member = FEDERATION.issue(keys, "silo", "a", now=NOW)
     from dataclasses import replace
 
     from cryptography import x509
@@ -207,7 +207,7 @@ def test_T28_the_root_itself_and_rubbish_are_not_identities() -> None:
     root = FEDERATION.certificate_pem
     with pytest.raises(NotAllowedError, match="CA:TRUE"):
         peer_identity(root, root, NOW, role="silo")
-    leaf = FEDERATION.issue_silo(new_keys()[2], silo="a", now=NOW).certificate_pem
+    leaf = FEDERATION.issue(new_keys()[2], "silo", "a", now=NOW).certificate_pem
     for rubbish, cause in ((b"", "not a PEM"), (b"x" * 70_000, "limit"), (leaf + leaf, "2 certificates")):
         with pytest.raises(NotAllowedError, match=cause):
             peer_identity(rubbish, root, NOW, role="silo")
@@ -218,19 +218,19 @@ def test_T28_the_root_itself_and_rubbish_are_not_identities() -> None:
 def test_T30_only_a_coordinator_carries_the_role_name() -> None:
     from cryptography import x509
 
-    issued = FEDERATION.issue_coordinator(new_keys()[2], coordinator="main", ip_addresses=["127.0.0.1"], now=NOW)
+    issued = FEDERATION.issue(new_keys()[2], "coordinator", "main", ip_addresses=["127.0.0.1"], now=NOW)
     names = x509.load_pem_x509_certificate(issued.certificate_pem).extensions.get_extension_for_class(
         x509.SubjectAlternativeName
     )
     assert names.value.get_values_for_type(x509.DNSName) == [coordinator_dns_name("cardio-net")]
     with pytest.raises(UsageError, match="not a DNS name or IP address"):
-        FEDERATION.issue_coordinator(new_keys()[2], coordinator="main", ip_addresses=["localhost"], now=NOW)
+        FEDERATION.issue(new_keys()[2], "coordinator", "main", ip_addresses=["localhost"], now=NOW)
 
 
 def test_T31_own_files_must_belong_together() -> None:
     tls_key, signing_key, keys = new_keys()
     stranger_tls, stranger_signing, _ = new_keys()
-    certificate = FEDERATION.issue_silo(keys, silo="a", now=NOW).certificate_pem
+    certificate = FEDERATION.issue(keys, "silo", "a", now=NOW).certificate_pem
     root = FEDERATION.certificate_pem
 
     def load(tls: object = tls_key, signing: object = signing_key, **kwargs: object) -> str:
@@ -269,7 +269,7 @@ def test_T31_an_encrypted_ca_key_opens_with_its_passphrase_only() -> None:
 
 def test_T31_private_parts_stay_out_of_texts() -> None:
     tls_key, signing_key, keys = new_keys()
-    certificate = FEDERATION.issue_silo(keys, silo="a", now=NOW).certificate_pem
+    certificate = FEDERATION.issue(keys, "silo", "a", now=NOW).certificate_pem
     identity = own_identity(
         certificate,
         private_key_pem(tls_key),
@@ -312,7 +312,7 @@ def test_T32_the_ca_copies_nothing_but_two_keys_from_a_hostile_csr() -> None:
     )
     request = read_request(json.dumps(fields).encode())
     authority = create_ca("cardio-net", kind="federation", not_before=NOW, days=30)
-    issued = authority.issue_silo(request.keys, silo="hospital_a", now=NOW)
+    issued = authority.issue(request.keys, "silo", "hospital_a", now=NOW)
     certificate = x509.load_pem_x509_certificate(issued.certificate_pem)
     assert "coordinator" not in certificate.subject.rfc4514_string()
     assert certificate.public_key() == tls_key.public_key()
@@ -390,11 +390,11 @@ def test_T32_operators_carry_no_signing_key_and_daemons_must() -> None:
     assert operator.keys.signing_key is None
     federation = create_ca("cardio-net", kind="federation", not_before=NOW, days=30)
     with pytest.raises(UsageError, match="no message-signing key"):
-        federation.issue_silo(operator.keys, silo="a", now=NOW)
+        federation.issue(operator.keys, "silo", "a", now=NOW)
     site = create_ca("hospital_a", kind="site", not_before=NOW, days=30)
-    site.issue_operator(operator.keys, person="alice", now=NOW)
+    site.issue(operator.keys, "operator", "alice", now=NOW)
     with pytest.raises(UsageError, match="carries no message-signing key"):
-        site.issue_operator(new_keys()[2], person="alice", now=NOW)
+        site.issue(new_keys()[2], "operator", "alice", now=NOW)
 
 
 def test_T32_a_token_is_bound_expires_and_is_good_once() -> None:
@@ -420,7 +420,7 @@ def test_T32_a_token_is_bound_expires_and_is_good_once() -> None:
 def test_N1_a_fresh_root_and_what_it_issues_are_good_on_a_clock_a_little_behind(tmp_path: Path) -> None:
     authority = init_ca(tmp_path / "ca", name="cardio-net", kind="federation", now=NOW)
     _, _, keys = new_keys()
-    issued = authority.issue_silo(keys, silo="hospital_a", now=NOW)
+    issued = authority.issue(keys, "silo", "hospital_a", now=NOW)
     trust = authority.certificate_pem
     for behind in (timedelta(0), timedelta(seconds=60), BACKDATED):
         assert peer_identity(issued.certificate_pem, trust, NOW - behind, role="silo").spiffe_id == issued.spiffe_id

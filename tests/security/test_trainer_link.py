@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from certs.identity import operator_identity
+from certs.identity import site_member
 from fedsilo.cli import certs as cli_certs
 from fedsilo.demo import provision
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UsageError
@@ -176,12 +176,12 @@ def test_B3_link_certificates_come_from_the_site_ca_and_open_nothing_else(site: 
     keys = new_keys(signing=False)[2]
     for role in ("guard", "trainer"):
         with pytest.raises(NotAllowedError, match=f"federation CA 'cardio-net' may not vouch for a {role}"):
-            FEDERATION.issue_link(keys, role=role, name="x", now=NOW)
-        issued = site.authority.issue_link(keys, role=role, name="x", now=NOW)
+            FEDERATION.issue(keys, role, "x", now=NOW)
+        issued = site.authority.issue(keys, role, "x", now=NOW)
         with pytest.raises(NotAllowedError, match="wrong role"):  # so the trainer cannot approve
-            operator_identity(issued.certificate_pem, site.authority.certificate_pem, NOW)
+            site_member(issued.certificate_pem, site.authority.certificate_pem, NOW, role="operator")
     with pytest.raises(UsageError, match="no message-signing key"):
-        site.authority.issue_link(new_keys()[2], role="trainer", name="x", now=NOW)
+        site.authority.issue(new_keys()[2], "trainer", "x", now=NOW)
 
 
 def test_B3_the_commands_issue_and_check_both_ends(site: Site, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class PolicySite:
     def enrol(self, person: str) -> None:
         """A certificate of eight hours, as people get them; an older one is replaced."""
         key = ec.generate_private_key(ec.SECP256R1())
-        issued = self.authority.issue_operator(EnrolmentKeys(key.public_key(), None), person=person, now=self.now)
+        issued = self.authority.issue(EnrolmentKeys(key.public_key(), None), "operator", person, now=self.now)
         self.keys[person] = key, issued.certificate_pem
         (self.folder / "id" / f"{person}.crt").write_bytes(issued.certificate_pem)
         (self.folder / "id" / f"{person}.key").unlink(missing_ok=True)

@@ -64,7 +64,7 @@ class Silo:
 
     def __post_init__(self) -> None:
         _, self.key, keys = new_keys()
-        pem = CA.issue_silo(keys, silo=self.name, now=NOW - timedelta(minutes=1)).certificate_pem
+        pem = CA.issue(keys, "silo", self.name, now=NOW - timedelta(minutes=1)).certificate_pem
         self.peer: PeerIdentity = peer_identity(pem, CA.certificate_pem, NOW, role="silo")
         self.open()
 
@@ -290,14 +290,14 @@ def other_certificate(silo: Silo, answer: pb.Checkpoint) -> None:
     for log in answer.peers:
         checkpoint = parse_checkpoint(parse_note(log.steps[-1].note).text)
         name = checkpoint.origin.rpartition("/")[2]
-        log.certificate_pem = STRANGERS.issue_silo(keys, silo=name, now=NOW).certificate_pem.decode()
+        log.certificate_pem = STRANGERS.issue(keys, "silo", name, now=NOW).certificate_pem.decode()
         log.steps[-1].note = sign_checkpoint(checkpoint, key)
 
 
 def certificate_of_somebody_else(silo: Silo, answer: pb.Checkpoint) -> None:
     _, key, keys = new_keys()
     for log in answer.peers:
-        log.certificate_pem = CA.issue_silo(keys, silo="hospital_x", now=NOW).certificate_pem.decode()
+        log.certificate_pem = CA.issue(keys, "silo", "hospital_x", now=NOW).certificate_pem.decode()
         checkpoint = parse_checkpoint(parse_note(log.steps[-1].note).text)
         log.steps[-1].note = sign_checkpoint(checkpoint, key)
 
@@ -363,7 +363,7 @@ def test_T38_a_pinned_key_stays_although_the_federation_ca_certifies_another(net
     """The CA is honest at the first sight of a peer; what it signs later does not replace a key."""
     net.round(1)
     witness, (_, key, keys) = net.silos["hospital_b"], new_keys()
-    pem = CA.issue_silo(keys, silo="hospital_a", now=NOW).certificate_pem.decode()
+    pem = CA.issue(keys, "silo", "hospital_a", now=NOW).certificate_pem.decode()
     note = sign_checkpoint(Checkpoint(spiffe("hospital_a"), 50, bytes(32)), key)
     witness.witnessing._follow(pb.PeerLog(certificate_pem=pem, steps=[pb.LogStep(note=note)]))
     assert [peer for peer, _ in witness.refusals()] == [spiffe("hospital_a")]

@@ -95,7 +95,7 @@ class Site:
 
     def signed(self, person: str, name: str, at: float, **arguments: Any) -> control_pb2.Command:
         key = self.keys.setdefault(person, ec.generate_private_key(ec.SECP256R1()))
-        certificate = SITE_CA.issue_operator(EnrolmentKeys(key.public_key(), None), person=person, now=utc(at))
+        certificate = SITE_CA.issue(EnrolmentKeys(key.public_key(), None), "operator", person, now=utc(at))
         self.given += 1
         return sign_command(
             site="hospital_a", name=name, arguments=arguments, request_id=f"request-{self.given:04}",

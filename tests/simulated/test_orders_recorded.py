@@ -37,7 +37,7 @@ NOW = datetime.now(UTC)
 CA = create_ca("consortium", kind="site", not_before=NOW - timedelta(days=1), days=30)
 ROLES = Roles("consortium", {"alice": frozenset({"operator"}), "bob": frozenset({"viewer"})})
 KEYS = {name: new_keys(signing=False) for name in ROLES.people}
-PEOPLE = {name: CA.issue_operator(keys[2], person=name, now=NOW).certificate_pem for name, keys in KEYS.items()}
+PEOPLE = {name: CA.issue(keys[2], "operator", name, now=NOW).certificate_pem for name, keys in KEYS.items()}
 NOBODY: Any = None  # a party's configuration, for what these handlers do not read
 
 

@@ -48,7 +48,7 @@ class CarriedSilo(SimulatedSilo):
         super().__init__(house, name)
         _, self.key, keys = new_keys()
         self.manifest_key = self.key
-        self.pem = CA.issue_silo(keys, silo=name, now=NOW - timedelta(minutes=1)).certificate_pem
+        self.pem = CA.issue(keys, "silo", name, now=NOW - timedelta(minutes=1)).certificate_pem
         self.peer = peer_identity(self.pem, CA.certificate_pem, NOW, role="silo")
         self.out: list[tuple[pb.Envelope, bytes]] = []
         self.brought: dict[str, bytes] = {}
@@ -380,13 +380,13 @@ def test_a_run_that_needs_answers_inside_a_round_is_refused_with_file_and_line(
 
 def foreign_certificate(silo: CarriedSilo, path: Path) -> Path:
     _, _, keys = new_keys()
-    return silo.release(path, pem=STRANGERS.issue_silo(keys, silo=FOURTH, now=NOW).certificate_pem)
+    return silo.release(path, pem=STRANGERS.issue(keys, "silo", FOURTH, now=NOW).certificate_pem)
 
 
 def expired(silo: CarriedSilo, path: Path) -> Path:
     _, _, keys = new_keys()
     old = create_ca(FEDERATION, kind="federation", not_before=NOW - timedelta(days=1), days=30)
-    return silo.release(path, pem=old.issue_silo(keys, silo=FOURTH, now=NOW).certificate_pem)
+    return silo.release(path, pem=old.issue(keys, "silo", FOURTH, now=NOW).certificate_pem)
 
 
 def for_another(silo: CarriedSilo, path: Path) -> Path:
