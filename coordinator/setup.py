@@ -80,8 +80,7 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
     for place in places.values():
         if place.exists() and not force:
             raise ConflictError(f"{place} exists already", hint="give --force to replace it")
-    read_model_facts(inputs.model)
-    size = within_context(inputs.size, inputs.model)
+    size = within_context(inputs.size, read_model_facts(inputs.model))
     bundle = {
         "federation": inputs.federation,
         "coordinator_spiffe_id": f"spiffe://{inputs.federation}/coordinator/{inputs.coordinator}",

@@ -330,12 +330,12 @@ def init(
 def _require_context(run: Path, asked_tokens: int, model: Path) -> None:
     """A run whose answers may be longer than the model's context is refused when it is submitted: rather now."""
     from fedsilo.cli.options import read_document
-    from fedsilo.files.model_folder import context_tokens
+    from fedsilo.files.model_facts import read_model_facts
     from fedsilo.files.run_request import read_request
     from fedsilo.protocol.errors import UsageError
 
-    context = context_tokens(model)
-    if context is not None and asked_tokens > context:
+    context = read_model_facts(model).context_tokens
+    if asked_tokens > context:
         place = read_request(read_document(run).encode(), str(run)).place(("rollout", "max_new_tokens"))
         raise UsageError(
             f"{place}: rollout.max_new_tokens is {asked_tokens}, and the context of {model} is {context} tokens",

@@ -22,7 +22,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from fedsilo.files.durable import read_regular
-from fedsilo.files.model_facts import Placed, tensor_places
+from fedsilo.files.model_folder import Placed, tensor_places
 from fedsilo.protocol.codec import Array, factors_head, factors_pieces, from_bfloat16_bits
 from fedsilo.protocol.errors import NotFoundError, UsageError, VerificationError
 from fedsilo.protocol.factors import frozen_sha256, is_drawn, is_shift

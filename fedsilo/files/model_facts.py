@@ -9,13 +9,12 @@ a folder that ties them stores two. Does not prove that the numbers in it are a 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.files.model_folder import ending_ids, weight_files
+from fedsilo.files.model_folder import FLOATS, Placed, ending_ids, read_config, read_json, tensors_of
 from fedsilo.protocol.errors import UsageError
 
 # What the trainer's decoder takes.
@@ -25,11 +24,8 @@ ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
 ACTIVATIONS = ("silu", "swish")
 SUPPORTED = "supported are Llama, Qwen2, Qwen2.5, Qwen3, and Mistral without a sliding window"
 
-FLOATS: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes a number
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_CODE = "MODEL_NOT_SUPPORTED"
-_HEADER_BYTES_MAX = 100 << 20  # the limit of the safetensors format itself
 _READ_BYTES = 1 << 20
 
 
@@ -92,76 +88,56 @@ def read_model_facts(folder: Path) -> ModelFacts:
     Raises:
         UsageError: the folder, or the model in it, is nothing that can be trained here; says what and where.
     """
-    config = _read_config(folder)
-    _check_config(folder, config)
-    placed = _tensors_of(folder)
-    stored_bytes = sum(stop - start for _, _, _, (start, stop) in placed.values())
-    facts = _facts_of(folder, config, {name: shape for name, (shape, _, _, _) in placed.items()}, stored_bytes)
-    _check_tensors(folder, config, facts, placed)
-    _check_tokenizer(folder, facts.vocabulary)
+    try:
+        config = read_config(folder)
+        architecture = _check_config(folder / "config.json", config)
+        placed = _tensors_of(folder)
+        facts = _facts_of(folder, architecture, config, placed)
+        _check_tensors(folder, config, facts, placed)
+        _check_tokenizer(folder, facts.vocabulary)
+    except UsageError as error:
+        raise UsageError(error.message, hint=error.hint, code="MODEL_NOT_SUPPORTED") from error
     return facts
 
 
-def _refused(message: str, hint: str = "") -> UsageError:
-    return UsageError(message, hint=hint, code=_CODE)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise _refused(f"{path} does not exist", "model.path names a Hugging Face model folder") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise _refused(f"{path} is not readable JSON") from error
-    if not isinstance(config, dict):
-        raise _refused(f"{path} is no JSON object")
-    return config
-
-
-def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
-    path = folder / "config.json"
-    if "auto_map" in config:
-        raise _refused(f"{path} has auto_map: it wants its own code run, which is never done (threat T22)")
-    if config.get("transformers_weights") is not None:
-        raise _refused(f"{path} has transformers_weights: it names other weights than those that are hashed")
+def _check_config(path: Path, config: Mapping[str, Any]) -> str:
+    """Check what the decoder must compute, and return the architecture."""
     named = config.get("architectures")
-    kind = architecture = named[0] if isinstance(named, list) and named else named
-    if kind not in ARCHITECTURES:
+    architecture = named[0] if isinstance(named, list) and named else named
+    if architecture not in ARCHITECTURES:
         known = f"{SUPPORTED}: {', '.join(ARCHITECTURES)}"
-        raise _refused(f"{path}: architecture {kind!r} is not known", known)
+        raise UsageError(f"{path}: architecture {architecture!r} is not known", hint=known)
     if config.get("hidden_act", "silu") not in ACTIVATIONS:
-        raise _refused(f"{path}: activation {config['hidden_act']!r}", f"known are {', '.join(ACTIVATIONS)}")
+        raise UsageError(f"{path}: activation {config['hidden_act']!r}", hint=f"known are {', '.join(ACTIVATIONS)}")
     rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = (rotary.get("rope_type") or rotary.get("type") or "default") if isinstance(rotary, dict) else rotary
     if kind not in ROTARY_KINDS:
-        raise _refused(f"{path}: positions of kind {kind!r}", f"known are {', '.join(ROTARY_KINDS)}")
+        raise UsageError(f"{path}: positions of kind {kind!r}", hint=f"known are {', '.join(ROTARY_KINDS)}")
     turned = rotary.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if turned != 1.0:
-        raise _refused(f"{path}: only {turned} of each head is turned by its position", "all of it must be")
+        raise UsageError(f"{path}: only {turned} of each head is turned by its position", hint="all of it must be")
     if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or ()):
-        raise _refused(f"{path}: layers with a sliding window are not supported", SUPPORTED)
+        raise UsageError(f"{path}: layers with a sliding window are not supported", hint=SUPPORTED)
     # transformers' Mistral has a window of 4096 where its configuration does not say that there is none
     if architecture == "MistralForCausalLM" and config.get("sliding_window", 4096) is not None:
-        raise _refused(f"{path}: layers with a sliding window are not supported", f"{SUPPORTED} (sliding_window: null)")
-    if config.get("quantization_config") is not None:
-        raise _refused(
-            f"{path}: the weights are stored quantised",
-            "use the model's unquantised folder; model.load: nf4 or fp8 quantises it when it is loaded",
+        raise UsageError(
+            f"{path}: layers with a sliding window are not supported", hint=f"{SUPPORTED} (sliding_window: null)"
         )
+    if config.get("quantization_config") is not None:
+        raise UsageError(
+            f"{path}: the weights are stored quantised",
+            hint="use the model's unquantised folder; model.load: nf4 or fp8 quantises it when it is loaded",
+        )
+    return str(architecture)
 
 
-def _facts_of(
-    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], stored_bytes: int
-) -> ModelFacts:
+def _facts_of(folder: Path, architecture: str, config: Mapping[str, Any], placed: Mapping[str, Placed]) -> ModelFacts:
     def whole(name: str, default: int = 0) -> int:
         value = config.get(name, default)
         if type(value) is not int or value < 1:
-            raise _refused(f"{folder / 'config.json'}: {name} is {value!r}, not a number from 1")
+            raise UsageError(f"{folder / 'config.json'}: {name} is {value!r}, not a number from 1")
         return value
 
-    named = config["architectures"]
-    architecture = str(named[0] if isinstance(named, list) else named)
     heads = whole("num_attention_heads")
     hidden = whole("hidden_size")
     return ModelFacts(
@@ -175,81 +151,37 @@ def _facts_of(
         vocabulary=whole("vocab_size"),
         context_tokens=whole("max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),  # as transformers reads these families
-        tensors=tensors,
-        stored_bytes=stored_bytes,
+        tensors={name: shape for name, (shape, _, _, _) in placed.items()},
+        stored_bytes=sum(stop - start for _, _, _, (start, stop) in placed.values()),
     )
 
 
-Placed = tuple[tuple[int, ...], str, Path, tuple[int, int]]  # shape, type, file, first and last byte in it
-
-
 def _tensors_of(folder: Path) -> dict[str, Placed]:
-    try:
-        paths = weight_files(folder)
-    except UsageError as error:
-        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
-        if pickled and not list(folder.glob("*.safetensors")):
-            raise _refused(
-                f"{folder}: the weights are pickled ({pickled[0]}), and unpickling runs code (threat T22)",
-                "use the folder's safetensors form",
-            ) from error
-        raise _refused(error.message, error.hint) from error
-    placed: dict[str, Placed] = {}
-    for path in paths:
-        header = tensor_places(path)
-        if twice := sorted(placed.keys() & header.keys()):
-            raise _refused(f"{folder}: {twice[0]} lies in two shards", "copy the whole folder again")
-        placed |= header
-    return placed
-
-
-def tensor_places(path: Path) -> dict[str, Placed]:
-    """Where the tensors of a safetensors file lie, by name, of which its header alone is read.
-
-    Raises:
-        UsageError: it is not there, or is no whole safetensors file.
-    """
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            size = path.stat().st_size
-            if not 2 <= length <= min(_HEADER_BYTES_MAX, size):
-                raise _refused(f"{path}: not a safetensors file")
-            header = json.loads(file.read(length))
-        entries = {
-            str(name): (
-                tuple(int(side) for side in entry["shape"]),
-                str(entry["dtype"]),
-                path,
-                (8 + length + int(entry["data_offsets"][0]), 8 + length + int(entry["data_offsets"][1])),
-            )
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
-    except FileNotFoundError as error:
-        raise _refused(f"{path} does not exist", "copy the whole folder again") from error
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise _refused(f"{path}: its safetensors header cannot be read") from error
-    end = max((places[1] for _, _, _, places in entries.values()), default=0)
-    if end > size:
-        raise _refused(f"{path} has {size} bytes, its header names {end}", "copy it again: the end is missing")
-    return entries
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
+    if pickled and not list(folder.glob("*.safetensors*")):
+        raise UsageError(
+            f"{folder}: the weights are pickled ({pickled[0]}), and unpickling runs code (threat T22)",
+            hint="use the folder's safetensors form",
+        )
+    return tensors_of(folder)
 
 
 def _check_tensors(folder: Path, config: Mapping[str, Any], facts: ModelFacts, placed: Mapping[str, Placed]) -> None:
     for name, shape in _expected(config, facts).items():
         if name not in placed:
-            raise _refused(f"{folder}: the weights lack {name}", "they would be random numbers; copy the folder again")
+            raise UsageError(
+                f"{folder}: the weights lack {name}", hint="they would be random numbers; copy the folder again"
+            )
         if placed[name][0] != shape:
-            raise _refused(f"{folder}: {name} has shape {list(placed[name][0])}, config.json makes it {list(shape)}")
+            raise UsageError(f"{folder}: {name} has shape {list(placed[name][0])}, config.json makes it {list(shape)}")
     for name, (_, kind, path, _) in placed.items():
         if kind not in FLOATS and not name.endswith("inv_freq"):
-            raise _refused(f"{path}: {name} is stored as {kind}, not as plain numbers")
+            raise UsageError(f"{path}: {name} is stored as {kind}, not as plain numbers")
     head, embedding = placed.get("lm_head.weight"), placed["model.embed_tokens.weight"]
     if facts.tied and head is not None and _digest(head) != _digest(embedding):
-        raise _refused(
+        raise UsageError(
             f"{folder}: tie_word_embeddings is true, and lm_head.weight is not the embedding",
-            "which of the two heads counts hangs on the program that loads it; set it to false in every site's copy",
+            hint="which of the two heads counts hangs on the program that loads it; set it to false at every site",
         )
 
 
@@ -307,16 +239,14 @@ def _digest(placed: Placed) -> bytes:
 def _check_tokenizer(folder: Path, rows: int) -> None:
     """A text may hold any token of the tokenizer, so each needs a row of the embedding."""
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise _refused(f"{folder} holds no tokenizer.json", "copy the tokenizer's files beside the weights")
-    whole = _object_in(path)
+    whole = read_json(path)
     if not isinstance(whole.get("model"), dict):
-        raise _refused(f"{path} is no tokenizer")
+        raise UsageError(f"{path} is no tokenizer")
     for name, token in _token_ids(folder, whole):
         if token >= rows:
-            raise _refused(
+            raise UsageError(
                 f"{folder / name}: token {token}, but the embedding has {rows} rows (tokens 0 to {rows - 1})",
-                "take the tokenizer that was made with these weights, or remove the token that was added to it",
+                hint="take the tokenizer that was made with these weights, or remove the token that was added to it",
             )
 
 
@@ -333,7 +263,7 @@ def _token_ids(folder: Path, tokenizer: Mapping[str, Any]) -> Iterator[tuple[str
     # transformers adds to the tokenizer what stands in these
     for name in ("tokenizer_config.json", "added_tokens.json"):
         if (folder / name).is_file():
-            settings = _object_in(folder / name)
+            settings = read_json(folder / name)
             decoder = settings.get("added_tokens_decoder")
             numbers = settings.values() if name == "added_tokens.json" else decoder if isinstance(decoder, dict) else ()
             ids_by_file[name] = [int(each) if isinstance(each, str) and each.isdecimal() else each for each in numbers]
@@ -351,13 +281,3 @@ def _inserted(processor: Any, found: list[Any]) -> None:
     for token in tokens.values() if isinstance(tokens, dict) else ():
         found += token.get("ids") or () if isinstance(token, dict) else ()
     found += [each[1] for each in (processor.get("sep"), processor.get("cls")) if isinstance(each, list) and each[1:]]
-
-
-def _object_in(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise _refused(f"{path} is not readable JSON") from error
-    if not isinstance(value, dict):
-        raise _refused(f"{path} is no JSON object")
-    return value

@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,14 @@ from fedsilo.protocol.factors import freeze_named
 from policies.schema import LoraSchema
 
 _HEADER_BYTES_MAX = 100 << 20  # the limit of the safetensors format itself
-_READ_BYTES = 1 << 20
 # They differ between two copies of the same model, saved by other versions or from other places.
 _VOLATILE_KEYS = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
 # Their weights are stored transposed, so shapes in the file are not [out, in].
-_HIDDEN_KEYS = (("num_hidden_layers", "n_layer", "num_layers"), ("hidden_size", "n_embd", "d_model"))
 _TRANSPOSED_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt"})
 # transformers reads them where tokenizer_config.json lists no added tokens; they name special tokens, such as the one
 # that ends an answer.
 _TOKENS_FILES = ("special_tokens_map.json", "added_tokens.json")
-_FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+FLOATS: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes a number
 
 
 @dataclass(frozen=True)
@@ -58,29 +56,23 @@ def read_fingerprints(folder: Path) -> Fingerprints:
     Raises:
         UsageError: a file is missing or unreadable (named), or the folder asks to run its own code.
     """
-    config = _read_config(folder)
+    config = read_config(folder)
     weights = {path.name: _file_sha256(path) for path in weight_files(folder)}
     stable = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}
     ends = ending_ids(folder)
     # Where config.json says the same, a copy of the folder without generation_config.json is the same model.
     more = {} if ends == _ids_of(config, folder / "config.json") else {"ends": sorted(ends)}
     base = sha256_hex(_json_bytes({"config": stable, "weights": weights, **more}))
-    tokenizer_config = _read_json(folder / "tokenizer_config.json", optional=True)
+    tokenizer_config = read_json(folder / "tokenizer_config.json", optional=True)
     settings = {key: value for key, value in tokenizer_config.items() if key not in {*_VOLATILE_KEYS, "chat_template"}}
     beside = () if "added_tokens_decoder" in tokenizer_config else _TOKENS_FILES
-    named = {name: _read_json(folder / name) for name in beside if (folder / name).is_file()}
+    named = {name: read_json(folder / name) for name in beside if (folder / name).is_file()}
     tokenizer = sha256_hex(
         _json_bytes(
             {"tokenizer.json": _file_sha256(_present(folder / "tokenizer.json")), "settings": settings, **named}
         )
     )
-    template_file = folder / "chat_template.jinja"
-    if template_file.is_file():
-        template = template_file.read_bytes()
-    else:
-        inside = tokenizer_config.get("chat_template", "")
-        template = inside.encode() if isinstance(inside, str) else _json_bytes(inside)
-    return Fingerprints(base, tokenizer, sha256_hex(template))
+    return Fingerprints(base, tokenizer, sha256_hex(_own_template(folder)))
 
 
 def ending_ids(folder: Path) -> frozenset[int]:
@@ -90,8 +82,8 @@ def ending_ids(folder: Path) -> frozenset[int]:
         UsageError: a file is unreadable, or names something else than token ids.
     """
     path = folder / "generation_config.json"
-    own = _ids_of(_read_json(path, optional=True), path)
-    return own or _ids_of(_read_config(folder), folder / "config.json")
+    own = _ids_of(read_json(path, optional=True), path)
+    return own or _ids_of(read_config(folder), folder / "config.json")
 
 
 def _ids_of(settings: dict[str, Any], path: Path) -> frozenset[int]:
@@ -102,33 +94,10 @@ def _ids_of(settings: dict[str, Any], path: Path) -> frozenset[int]:
     return frozenset(ids)
 
 
-def context_tokens(folder: Path) -> int | None:
-    """Tokens of prompt and answer together, where config.json says so. Raises UsageError: no readable config.json."""
-    config = _read_config(folder)
-    nested = config.get("text_config")  # of a model that takes pictures too
-    part = config if "max_position_embeddings" in config or not isinstance(nested, dict) else nested
-    tokens = part.get("max_position_embeddings")
-    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0 else None
-
-
 def vocabulary_rows(folder: Path) -> int | None:
     """Rows of the embedding, where config.json says how many. Raises UsageError: no readable config.json."""
-    rows = _read_config(folder).get("vocab_size")
+    rows = read_config(folder).get("vocab_size")
     return rows if type(rows) is int and rows > 0 else None
-
-
-def hidden_shape_of(folder: Path) -> tuple[int, int]:
-    """(layers, width of a hidden state) as config.json says; (0, 0) where it does not.
-
-    Raises:
-        UsageError: no readable config.json.
-    """
-    config = _read_config(folder)
-    nested = config.get("text_config")
-    part = nested if isinstance(nested, dict) and "hidden_size" not in config else config
-    sides = [next((part[key] for key in keys if key in part), None) for keys in _HIDDEN_KEYS]
-    layers, width = (value if type(value) is int and value > 0 else 0 for value in sides)
-    return (layers, width) if layers and width else (0, 0)
 
 
 def lora_schema_of(
@@ -169,20 +138,20 @@ def lora_schema_of(
         )
     if rank < 1 or shift_rank < 0 or not 0 < alpha < math.inf or dtype not in DTYPE_ITEM_BYTES:
         raise UsageError(f"rank {rank}, alpha {alpha}, dtype {dtype!r}: not a LoRA schema", hint="rank 32, alpha 64")
-    family = str(_read_config(folder).get("model_type", ""))
+    family = str(read_config(folder).get("model_type", ""))
     if family in _TRANSPOSED_FAMILIES:
         raise UsageError(f"{folder}: {family} stores transposed weights, which are not supported")
     wanted = None if targets == "all-linear" else frozenset(part.strip() for part in targets.split(","))
     matched: set[str] = set()
     tensors: list[tuple[str, tuple[int, ...]]] = []
-    for name, shape, stored in _tensor_headers(folder):
+    for name, (shape, stored, _, _) in tensors_of(folder).items():
         parts = name.split(".")
         if len(parts) < 3 or parts[-1] != "weight" or not any(part.isdecimal() for part in parts):
             continue
         module, last = name.removesuffix(".weight"), parts[-2]
         if len(shape) == 1 or (wanted is not None and last not in wanted):
             continue
-        if len(shape) != 2 or stored not in _FLOAT_DTYPES:
+        if len(shape) != 2 or stored not in FLOATS:
             raise UsageError(
                 f"{folder}: {name} has shape {list(shape)} and type {stored}, not a plain matrix",
                 hint="name the modules to adapt with targets, or use the model without quantisation",
@@ -204,23 +173,52 @@ def lora_schema_of(
     return LoraSchema(base, rank, float(alpha), dtype, targets, tuple(sorted(tensors)), frozen)
 
 
-def _tensor_headers(folder: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """(name, shape, safetensors type) of each tensor, from the headers alone."""
+Placed = tuple[tuple[int, ...], str, Path, tuple[int, int]]  # shape, type, file, first and last byte in it
+
+
+def tensors_of(folder: Path) -> dict[str, Placed]:
+    """Where the tensors of a model folder lie, by name, in order. Raises UsageError as `weight_files` and
+    `tensor_places`, or one lies in two shards."""
+    placed: dict[str, Placed] = {}
     for path in weight_files(folder):
+        header = tensor_places(path)
+        if twice := sorted(placed.keys() & header.keys()):
+            raise UsageError(f"{folder}: {twice[0]} lies in two shards", hint="copy the whole folder again")
+        placed |= header
+    return placed
+
+
+def tensor_places(path: Path) -> dict[str, Placed]:
+    """Where the tensors of a safetensors file lie, by name, of which its header alone is read.
+
+    Raises:
+        UsageError: it is not there, or is no whole safetensors file.
+    """
+    try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(_HEADER_BYTES_MAX, path.stat().st_size):
+            size = path.stat().st_size
+            if not 2 <= length <= min(_HEADER_BYTES_MAX, size):
                 raise UsageError(f"{path}: not a safetensors file")
-            try:
-                header = json.loads(file.read(length))
-                entries = [
-                    (str(name), tuple(int(side) for side in entry["shape"]), str(entry["dtype"]))
-                    for name, entry in header.items()
-                    if name != "__metadata__"
-                ]
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-                raise UsageError(f"{path}: its safetensors header does not parse") from error
-        yield from entries
+            header = json.loads(file.read(length))
+        entries = {
+            str(name): (
+                tuple(int(side) for side in entry["shape"]),
+                str(entry["dtype"]),
+                path,
+                (8 + length + int(entry["data_offsets"][0]), 8 + length + int(entry["data_offsets"][1])),
+            )
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except FileNotFoundError as error:
+        raise UsageError(f"{path} does not exist", hint="copy the whole folder again") from error
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{path}: its safetensors header cannot be read") from error
+    end = max((places[1] for _, _, _, places in entries.values()), default=0)
+    if end > size:
+        raise UsageError(f"{path} has {size} bytes, its header names {end}", hint="copy it again: the end is missing")
+    return entries
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -241,7 +239,7 @@ def weight_files(folder: Path) -> list[Path]:
             hint="use a folder that holds the base model alone",
         )
     if index.is_file():
-        listed = _read_json(index).get("weight_map")
+        listed = read_json(index).get("weight_map")
         if not isinstance(listed, dict) or not listed:
             raise UsageError(f"{index}: it lists no weights")
         names = sorted({str(name) for name in listed.values()})
@@ -262,10 +260,11 @@ def weight_files(folder: Path) -> list[Path]:
     return [_present(single)]
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """A model folder's config.json. Raises UsageError: unreadable, or it wants code run or other weights read."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: there is no such model folder", hint="fedsilo model build")
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if "auto_map" in config:
         # The folder would run its own Python (threat T22).
         raise UsageError(f"{folder}: config.json has auto_map, and code from a model folder is never run")
@@ -277,13 +276,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """A JSON object of a model folder; empty where it is optional and not there. Raises UsageError, with its name."""
     if optional and not path.is_file():
         return {}
     try:
         value = json.loads(_present(path).read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not JSON") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not JSON, or it cannot be read") from error
     if not isinstance(value, dict):
         raise UsageError(f"{path}: not a JSON object")
     return value
@@ -304,11 +304,8 @@ def _json_bytes(value: Any) -> bytes:
 
 
 def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 TEMPLATE_BYTES_MAX = 1 << 18  # it goes to the trainer in one message of at most 1 MiB
@@ -362,15 +359,13 @@ def read_template(choice: str | Path | None, folder: Path) -> Template:
     own = _own_template(folder)
     if choice == "chat" and not own:
         raise UsageError(f"{folder} has no chat template", hint="data.template: plain, or a file with a template")
-    return Template(None, None, "chat" if own else "plain", _CLOCK in own)
+    return Template(None, None, "chat" if own else "plain", _CLOCK.encode() in own)
 
 
-def _own_template(folder: Path) -> str:
+def _own_template(folder: Path) -> bytes:
+    """The folder's chat template, in a file of its own or among the tokenizer's settings; no bytes: it has none."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8", errors="replace")
-    try:
-        inside = json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template", "")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return ""  # a folder without a tokenizer is refused where the tokenizer is read
-    return inside if isinstance(inside, str) else json.dumps(inside)
+        return path.read_bytes()
+    inside = read_json(folder / "tokenizer_config.json", optional=True).get("chat_template", "")
+    return inside.encode() if isinstance(inside, str) else _json_bytes(inside)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.files.durable import read_regular
-from fedsilo.files.model_facts import read_model_facts
-from fedsilo.files.model_folder import context_tokens, hidden_shape_of, lora_schema_of, read_fingerprints, read_template
+from fedsilo.files.model_facts import ModelFacts, read_model_facts
+from fedsilo.files.model_folder import lora_schema_of, read_fingerprints, read_template
 from fedsilo.files.task_files import PUBLIC, read_tasks
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.codec import sha256_hex
@@ -91,10 +91,10 @@ def make_site_policy(inputs: SiteInputs, bundle: Mapping[str, Any] | None = None
     """
     ruleset = read_ruleset(inputs.ruleset)
     bundle = read_bundle(inputs.bundle) if bundle is None else bundle
-    read_model_facts(inputs.model)
-    intended = within_context(plan_size_of(bundle, inputs.bundle), inputs.model)
+    model = read_model_facts(inputs.model)
+    intended = within_context(plan_size_of(bundle, inputs.bundle), model)
     intent = intended.changed(inputs.limits, f"policy of {inputs.site}")
-    size = within_context(intent, inputs.model)
+    size = within_context(intent, model)
     prints = read_fingerprints(inputs.model)
     dtype, freeze, shifts = _updates_of(ruleset, inputs.dtype)
     peers = tuple(bundle["peers"])
@@ -133,7 +133,7 @@ def make_site_policy(inputs: SiteInputs, bundle: Mapping[str, Any] | None = None
         held_out_file=str(inputs.held_out.absolute()) if inputs.held_out else "",
         held_out_sha256=held_out.sha256 if held_out else "",
         held_out_rows=len(held_out.rows) if held_out else 0,
-        hidden_shape=hidden_shape_of(inputs.model),
+        hidden_shape=(model.layers, model.hidden),
         topics=tuple(sorted({task.topic for task in held_out.rows if task.topic})) if held_out else (),
         min_peers=min(2, len(peers)) if inputs.min_peers is None else inputs.min_peers,
         least_isolation=inputs.least_isolation,
@@ -182,10 +182,9 @@ def _updates_of(ruleset: str, asked_dtype: str) -> tuple[str, Freeze, bool]:
     return asked_dtype or next(iter(fixed), "float32"), freeze, any("shift_rank" in pin for pin in pins)
 
 
-def within_context(size: PlanSize, model: Path) -> PlanSize:
-    """Return the size with no longer answer than the model's context, where its config.json says how long that is."""
-    context = context_tokens(model)
-    return size if context is None else replace(size, max_new_tokens=min(size.max_new_tokens, context))
+def within_context(size: PlanSize, model: ModelFacts) -> PlanSize:
+    """Return the size with no longer answer than the model's context."""
+    return replace(size, max_new_tokens=min(size.max_new_tokens, model.context_tokens))
 
 
 def plan_size_of(bundle: Mapping[str, Any], source: Path) -> PlanSize:

@@ -123,14 +123,14 @@ def two_heads(tensors: dict[str, torch.Tensor]) -> None:
         ("llama", config_is(rope_parameters={"partial_rotary_factor": 0.5}), "only 0.5 of each head"),
         ("qwen2", config_is(use_sliding_window=True), "sliding window"),
         ("qwen3", config_is(quantization_config={"quant_method": "fp8"}), "stored quantised"),
-        ("qwen3", config_is(auto_map={"AutoModel": "m.M"}), "its own code"),
+        ("qwen3", config_is(auto_map={"AutoModel": "m.M"}), "has auto_map"),
         ("qwen3", config_is(hidden_size="24"), "hidden_size is '24'"),
         ("qwen3", config_is(intermediate_size=31), r"has shape \[32, 24\], config.json makes it \[31, 24\]"),
         ("qwen3", pickled, r"weights are pickled \(pytorch_model.bin\)"),
         ("qwen3", lambda folder: (folder / "model.safetensors").unlink(), "lacks model.safetensors"),
-        ("qwen3", lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer.json"),
+        ("qwen3", lambda folder: (folder / "tokenizer.json").unlink(), "lacks tokenizer.json"),
         ("qwen3", lambda folder: (folder / "tokenizer.json").write_text("{}"), "is no tokenizer"),
-        ("qwen3", lambda folder: (folder / "config.json").unlink(), "config.json does not exist"),
+        ("qwen3", lambda folder: (folder / "config.json").unlink(), "lacks config.json"),
         ("qwen3", cut, "its header names"),
         ("llama", tensors_are(lambda all: all.pop("lm_head.weight")), "lack lm_head.weight"),  # type: ignore[arg-type,return-value]
         ("llama", tensors_are(lambda all: all.pop("model.layers.1.mlp.up_proj.weight")), "lack .*up_proj"),  # type: ignore[arg-type,return-value]
