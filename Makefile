@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.runtime
 	@$(BIN)/fedsilo demo --no-console $(DEMO_FLAGS)
 
-# What is quick: each rule, each screen, one whole demo, one daemon killed, one leak. With SLOW=1 what is slow as well, as
+# What is quick: each rule, each screen, one whole demo, one daemon killed. With SLOW=1 what is slow as well, as
 # .ci/run has it. On two cores: a federation waits most of its time, so that two workers start them while the others compute
 # (tests/scheduling.py).
 PYTEST := $(BIN)/python -m pytest --numprocesses 4

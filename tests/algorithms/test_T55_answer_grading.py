@@ -44,6 +44,7 @@ def grading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnswerG
         yield AnswerGrading(graders, lambda _: BUDGET_SECONDS)
 
 
+@pytest.mark.slow
 def test_T55_costly_answers_of_one_party_cost_their_budget_and_nobody_else_a_second(grading: AnswerGrading) -> None:
     taken: dict[str, tuple[float, tuple[bool | None, ...]]] = {}
 

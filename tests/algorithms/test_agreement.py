@@ -226,6 +226,7 @@ def test_a_small_fault_adds_up_over_windows_and_a_fresh_run_is_never_stopped() -
     assert fresh.figures()["stale_detectable_steps"] <= 1.5
 
 
+@pytest.mark.slow
 def test_a_fault_that_begins_late_is_seen_in_the_short_window() -> None:
     watch = Watch(Limits())
     for step in range(100):

@@ -24,7 +24,7 @@ from silo.trainer.rollout.engine import Question, Rollout
 from tests.algorithms.agreement_rig import TEMPERATURE, Fault, Rig, held, put
 from tests.algorithms.tiny import make_plan, make_session, start_payload
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 # Every answer is looked at: the tokens a test needs are then drawn in the fewest steps.
 ALL = Limits(share=1.0, marker_pushes=0)
 LEARNED = 0.02  # of B: an adapter that changes answers by about a tenth of a nat, as after some rounds
@@ -50,7 +50,6 @@ def stopped_by(rig: Rig, fault: Fault, steps: Sequence[int]) -> OperationError |
     return None
 
 
-@pytest.mark.slow
 def test_a_fresh_engine_is_never_stopped_and_says_what_it_could_have_told(rig: Rig) -> None:
     watch = rig.watch(dataclasses.replace(ALL, marker_pushes=3))
     figures: dict[str, float] = {}
@@ -91,7 +90,6 @@ def test_a_fault_stops_the_step(rig: Rig, fault: Fault, code: str) -> None:
     assert error.code in ({code} if code == "ROLLOUT_DISAGREES" else {"STALE_ROLLOUT", "ROLLOUT_DISAGREES"})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "other", "about"),
     [
@@ -114,7 +112,6 @@ def test_the_coefficient_says_what_is_wrong(rig: Rig, fault: Fault, other: str, 
     assert finding.coefficient == pytest.approx(about, abs=4 * finding.error + 0.1)
 
 
-@pytest.mark.slow
 def test_one_step_of_staleness_is_caught_in_float32_and_said_to_be_too_small_in_bfloat16(
     rig: Rig, exact_rig: Rig
 ) -> None:
@@ -133,7 +130,6 @@ def first_rig() -> Rig:
     return Rig(pushes=14)
 
 
-@pytest.mark.slow
 def test_an_adapter_that_was_never_pushed_is_caught_in_the_first_round_in_bfloat16(first_rig: Rig) -> None:
     """18 000 to 31 000 tokens, as the processor rounds bfloat16: an effect of one is then six to ten standard errors.
     It looks at 74 000 at most. Of the adapter between .58 and .94 is visible, by the processor too."""
@@ -145,7 +141,6 @@ def test_an_adapter_that_was_never_pushed_is_caught_in_the_first_round_in_bfloat
     assert figures["adapter_visible_share"] > 0.5
 
 
-@pytest.mark.slow
 def test_a_server_that_rounds_the_adapter_away_is_not_taken_for_one_that_never_got_it(first_rig: Rig) -> None:
     """vLLM rounds a layer before it adds the factors' part. Beside a trainer that looks as it does, nothing differs;
     beside one that rounds once, it would be stopped in the first round of every run in bfloat16."""

@@ -69,6 +69,7 @@ def by_hand(plan: Plan, folder: Path, *, public: bool) -> str:
     return str(master.digest)
 
 
+@pytest.mark.slow
 def test_without_others_pubswap_is_own_answers_only_bit_for_bit(tmp_path: Path) -> None:
     expected = by_hand(alone("pubswap"), tmp_path, public=True)
     adapter, tasks = trained("pubswap")
@@ -82,10 +83,12 @@ def test_without_others_pubswap_is_own_answers_only_bit_for_bit(tmp_path: Path) 
     assert all(not row.donors for task in tasks if isinstance(task, PublicStep) for row in task.donors.prompts)
 
 
+@pytest.mark.slow
 def test_a_method_without_public_steps_has_none_alone_either(tmp_path: Path) -> None:
     assert sha256_hex(trained("fedavg-grpo")[0]) == by_hand(alone("fedavg-grpo"), tmp_path, public=False)
 
 
+@pytest.mark.slow
 def test_the_random_swap_runs_alone_too() -> None:
     """Its group is a permutation of own answers: no donor is anybody else's."""
     adapter, tasks = trained("pubswap-random")
@@ -101,6 +104,7 @@ def test_it_hangs_on_the_rows_trained_on_and_repeats() -> None:
     assert trained("fedavg-grpo", holdout_share=0.5)[0] != first
 
 
+@pytest.mark.slow
 def test_an_update_of_other_tensors_is_refused() -> None:
     plan = alone("fedavg-grpo")
     session, shape = make_session(plan=plan)
@@ -114,6 +118,7 @@ def test_an_update_of_other_tensors_is_refused() -> None:
         train_alone(method_named("fedavg-grpo"), plan, start, do)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{"server_optimiser": ServerOptimiser(name="adam", learning_rate=0.01)},

@@ -263,6 +263,7 @@ def test_what_the_decoder_does_not_compute_is_refused(model: Any, factors: Any, 
         Decoder(model(), factors, SCALE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_draws_and_who_else_is_in_the_batch(dtype: torch.dtype) -> None:
     """Rounding of a product with another number of rows flips draws near an edge: of 128 none in float32, and some in

@@ -93,6 +93,7 @@ def test_rows_to_set_aside_are_new_ones_of_the_same_mixture_and_move_nothing_els
         assert {row["topic"] for row in rows[400:]} <= {row["topic"] for row in rows[:400]}
 
 
+@pytest.mark.slow
 def test_same_seed_same_bytes_other_seed_others(tmp_path: Path) -> None:
     digests = [
         [read_tasks(path).sha256 for path in sorted((tmp_path / name).rglob("*.jsonl"))]

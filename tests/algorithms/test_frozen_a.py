@@ -178,6 +178,7 @@ def test_the_folder_of_a_frozen_run_loads_in_peft_and_computes_the_same(tmp_path
         assert not torch.allclose(ours, base, atol=1e-3), "the adapter does something"
 
 
+@pytest.mark.slow
 def test_a_federation_of_one_keeps_a_too() -> None:
     plan = frozen_plan(rounds=2, silos=("a",))
     session, shape = make_session("a", plan, freeze="A")

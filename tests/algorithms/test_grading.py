@@ -143,6 +143,7 @@ def test_exact_against_an_independent_one(response: str, reference: str) -> None
     assert grade("exact", response, reference).correct == plain_exact(response, reference)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=20), st.sampled_from(["", " ", "\n", "\t "]))
 def test_exact_accepts_the_reference_with_white_space_around(reference: str, around: str) -> None:
     assert grade("exact", around + reference + around, reference).correct == check_reference("exact", reference)

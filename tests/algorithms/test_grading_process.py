@@ -76,6 +76,7 @@ def test_T22_one_verdict_too_many_is_a_crash_and_the_batch_keeps_its_length(host
         assert [verdict.correct for verdict in process.grade_many([("1", "2"), ("1", "1")])] == [False, True]
 
 
+@pytest.mark.slow
 def test_T23_a_batch_takes_no_longer_than_its_budget(hostile_path: None) -> None:
     pairs = [("1", "1"), *[("hang", "hang")] * 50, ("2", "2")]
     starts: list[float] = []

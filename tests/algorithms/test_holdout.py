@@ -154,6 +154,7 @@ def test_one_group_that_is_everything_is_refused_where_it_would_be_set_aside() -
     assert outcomes == {5, "INVALID_INPUT"}
 
 
+@pytest.mark.slow
 def test_no_step_ever_sees_a_row_that_is_set_aside() -> None:
     """Each row's reference is its own id, so the grader sees which rows a step answered."""
     rows = [Row(f"p{place}", f"{place}=?", f"p{place}", group=f"g{place // 2}") for place in range(40)]

@@ -34,6 +34,7 @@ def mean_over_seeds(alpha: float) -> float:
     return float(np.mean([slow_total_variation(LABELS, split(seed, alpha)) for seed in range(10)]))
 
 
+@pytest.mark.slow
 def test_the_heterogeneity_is_that_of_the_paper() -> None:
     independent = mean_over_seeds(1e4)
     strong = mean_over_seeds(0.1)

@@ -168,6 +168,7 @@ def site(folder: Path, data: str) -> SiloConfig:
     return load_config(path)
 
 
+@pytest.mark.slow
 def test_dots_in_paths(tmp_path: Path) -> None:  # short: the kernel takes 107 bytes of a socket's path
     request(tmp_path / "data" / "sets")
     (tmp_path / "s" / "a").mkdir(parents=True)

@@ -63,6 +63,7 @@ def product(tensors: Arrays, module: str) -> np.ndarray[Any, Any]:
     return np.asarray(b.astype(np.float64) @ (a if core is None else core.astype(np.float64) @ a))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("freeze", "trained"), [("alternate", ["B", "A", "B"]), ("AB", ["R", "R", "R"])])
 def test_each_round_trains_its_own_and_the_mean_of_products_is_exact(
     tmp_path: Path, freeze: Freeze, trained: list[str]

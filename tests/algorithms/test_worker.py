@@ -98,6 +98,7 @@ def ask(link: Link, kind: str, body: bytes = b"", **fields: Any) -> tuple[LinkMe
     return message, phases
 
 
+@pytest.mark.slow
 def test_a_run_over_the_link(folder: Path, guard_end: Link) -> None:
     ready, _ = ask(guard_end, "configure", **configuration(folder, bad_lines=1))
     assert ready.type == "ready"
@@ -183,6 +184,7 @@ def test_memory_that_does_not_suffice_fails_the_step_and_not_the_worker() -> Non
     assert worker._answer(task).type == "done"
 
 
+@pytest.mark.slow
 def test_too_many_bad_lines_and_a_model_folder_that_lacks_a_file_are_refused(folder: Path, guard_end: Link) -> None:
     failed, _ = ask(guard_end, "configure", **configuration(folder, bad_lines=3))
     assert failed.type == "failed"

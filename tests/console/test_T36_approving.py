@@ -136,6 +136,7 @@ async def test_T36_A_is_off_until_each_finding_was_opened_and_what_is_signed_nam
         assert name == "approvals.approve" and arguments["acknowledged"] == IDS
 
 
+@pytest.mark.slow
 async def test_T36_a_changed_view_is_opened_anew_and_a_no_needs_nothing_opened() -> None:
     async with console() as desk:
         assert (await opened(desk, noticed(DESTINATION), "f", "escape")).opened == {IDS[0]}
@@ -147,7 +148,7 @@ async def test_T36_a_changed_view_is_opened_anew_and_a_no_needs_nothing_opened()
         desk.shows("nothing unusual was found")
 
 
-@pytest.mark.quick(keep=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "policy"),
     [
@@ -195,6 +196,7 @@ def near_match(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return store.snapshot
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", ["", "REPLAY 00:05 of 02:00 x1, 2026-12-01 10:00:00Z, WITH LOCAL DATA"])
 async def test_a_near_match_is_read_whole_from_the_screen_alone(near_match: Any, told: str) -> None:
     async with console(read_only=True) as desk:
@@ -230,6 +232,7 @@ async def test_all_facts_of_a_release_with_a_finding_stand_on_one_screen(size: t
         assert desk.footer.startswith(" L Unlock") and "A Approve…" in desk.footer and "? Help" in desk.footer
 
 
+@pytest.mark.slow
 async def test_while_facts_are_below_the_screen_it_says_so_until_they_were_read() -> None:
     many = [{**DESTINATION, "id": f"NEW_DESTINATION-{index}"} for index in range(9)]
     async with console() as desk:
@@ -261,6 +264,7 @@ async def test_a_dialog_is_never_seen_without_its_effect(key: str, monkeypatch: 
         desk.shows(*beside.get(key, []))
 
 
+@pytest.mark.slow
 async def test_what_is_read_is_cut_anew_when_the_terminal_changes_its_size() -> None:
     seen = []
     for size in ((60, 16), (100, 30)):
@@ -311,6 +315,7 @@ WHY_NOT = [
 ]
 
 
+@pytest.mark.slow
 async def test_T36_A_says_why_not() -> None:
     async with console() as desk:
         for state, how, why in WHY_NOT:
@@ -337,6 +342,7 @@ async def test_a_read_only_console_offers_no_key_to_unlock() -> None:
         desk.shows("READ-ONLY", "A Approve…", lacks=["L Unlock"])
 
 
+@pytest.mark.slow
 async def test_T36_A_is_about_the_release_that_is_open_when_rows_move_under_the_cursor() -> None:
     first, second = release(), release(id="r1/hospital_a/1", digest="ab" * 30 + "beef")
     async with console() as desk:
@@ -374,6 +380,7 @@ def test_a_person_of_elsewhere_stays_locked_at_a_silo(
     assert bool(signing.why_not("hospital_a")) is not is_here
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [IDLE_LOCK_SECONDS - 1, IDLE_LOCK_SECONDS + 1])
 async def test_T36_the_first_key_after_the_idle_time_finds_it_locked(seconds: float) -> None:
     """No tick comes in suspend: the lid opens, and somebody presses a key."""
@@ -426,6 +433,7 @@ def test_keys_rest_after_a_screen_change() -> None:
     assert gate.offer("approve", 2.44) == "" and not gate.in_burst(2.6) and gate.settle(2.6) == "approve"
 
 
+@pytest.mark.slow
 async def test_a_burst_of_keys_signs_nothing_is_said_and_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with console() as desk:
         await opened(desk, silo(release()))
@@ -528,6 +536,7 @@ async def test_T36_only_the_digests_last_characters_typed_by_hand_turn_the_butto
         assert len(await desk.sends("tab", "enter")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "wrong", "right"), [("A", "ffff", DIGEST[-4:]), ("R", "because", "TIMING")])
 async def test_enter_after_the_wrong_word_says_so_and_the_next_keys_replace_it(
     key: str, wrong: str, right: str
@@ -548,6 +557,7 @@ async def test_enter_after_the_wrong_word_says_so_and_the_next_keys_replace_it(
         assert len(await desk.sends(*["tab"] * (1 if key == "A" else 2), "enter")) == 1
 
 
+@pytest.mark.slow
 async def test_T37_a_reason_keeps_nothing_that_a_terminal_obeys_or_hides() -> None:
     async with console() as desk:
         await open_dialog(desk, "R")
@@ -564,6 +574,7 @@ async def test_T37_a_reason_keeps_nothing_that_a_terminal_obeys_or_hides() -> No
             assert not re.search(r"[\u0300-\u036f]{3}", reason.value), name
 
 
+@pytest.mark.slow
 async def test_a_note_is_not_thrown_away() -> None:
     async with console() as desk:
         await open_dialog(desk, "R")
@@ -616,6 +627,7 @@ async def test_an_approval_is_bound_to_what_was_shown_and_the_screen_shows_what_
         desk.shows("run-1 finished: ctrl+q for the result", "fedsilo run show run-1")
 
 
+@pytest.mark.slow
 async def test_after_the_first_of_two_approvals_the_release_is_still_held() -> None:
     async with console() as desk:
         desk.signer.result = {"state": "held", "given": ["alice"], "needed": 2, "record": 72, "audit_size": 75}
@@ -639,6 +651,7 @@ async def test_the_clock_stops_when_somebody_else_settled_it() -> None:
         assert len(seen) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused", [False, True])
 async def test_who_answered_here_or_at_another_console_is_told_how_it_ended(refused: bool) -> None:
     """With `refused`, another person's no was there before this one."""
@@ -677,6 +690,7 @@ async def test_while_an_answer_is_on_its_way_it_is_named_and_a_refusal_is_shown(
 # ---- what would leave --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_the_payload_is_read_by_a_signed_command_that_a_dialog_asks_for() -> None:
     async with console() as desk:
         desk.signer.result = TICKET
@@ -700,6 +714,7 @@ async def test_the_payload_is_read_by_a_signed_command_that_a_dialog_asks_for() 
         assert isinstance(desk.app.screen, ConfirmDialog)
 
 
+@pytest.mark.slow
 async def test_who_may_not_read_it_now_is_told_why() -> None:
     refused = NotAllowedError("vera may not payload.read")
     async with console() as desk:
@@ -828,6 +843,7 @@ async def test_what_was_put_off_does_not_need_that_person_until_then() -> None:
             await desk.press("1")
 
 
+@pytest.mark.slow
 async def test_what_expires_too_soon_cannot_be_put_off_nor_what_changed_behind_the_dialog() -> None:
     async with console() as desk:
         await opened(desk, noticed(expires_at=NOW + 500), "D")

@@ -63,6 +63,7 @@ async def test_what_is_held_what_it_asks_for_and_that_nothing_can_be_answered_fr
         desk.shows("no releases that wait for an answer", lacks=["leaves"])
 
 
+@pytest.mark.slow
 async def test_history_is_a_screen_of_its_own_and_comes_in_pages() -> None:
     held: dict[str, Any] = {**PAST, "id": "r1/hospital_a/0", "state": "held", "answers": []}
     first = {**PAST, "id": "r0/hospital_a/9", "state": "rejected", "answers": [NO | {"reason": "TIMING", "note": NOTE}]}

@@ -241,6 +241,7 @@ async def test_control_messages_are_left_out_until_c_a_number_or_their_name_brin
         assert polls() and "c hides control messages" in desk.text
 
 
+@pytest.mark.slow
 async def test_a_filter_that_little_passes_goes_through_the_whole_log_and_keeps_what_it_found() -> None:
     log = Log(9000, look_max=500)
     async with console((100, 30)) as desk:
@@ -265,6 +266,7 @@ def test_what_the_daemon_looks_for_and_what_the_console_compares(typed: str, eve
     assert audit.asked_of(typed) == audit.Asked(event, text, rest)
 
 
+@pytest.mark.slow
 async def test_a_record_is_gone_to_by_its_number_and_escape_comes_back() -> None:
     log = Log(100_000, first=300)
     async with console((100, 30)) as desk:
@@ -293,6 +295,7 @@ async def test_a_record_is_gone_to_by_its_number_and_escape_comes_back() -> None
         desk.shows("nothing fits")  # here a number names nothing
 
 
+@pytest.mark.slow
 def test_more_records_than_are_kept_are_gone_through_with_a_bounded_number_of_them_kept() -> None:
     size = 3 * ROWS_MAX
     log = Log(size)
@@ -359,6 +362,7 @@ async def go_to(desk: Desk, log: Log, typed: str) -> None:
     await answer_all(desk, log)
 
 
+@pytest.mark.slow
 async def test_a_filter_asks_the_daemon_for_the_event_and_the_text_also_over_frozen_rows() -> None:
     log = Log(9000)
     async with console((100, 30)) as desk:

@@ -139,6 +139,7 @@ def test_where_there_is_little_room_what_no_limit_counts_is_a_key_away_and_no_le
     assert limits.NOT_COVERED not in brief and limits.legend_lines([], 200) == []
 
 
+@pytest.mark.slow
 async def test_each_table_is_a_key_away_and_at_a_coordinator_there_is_none() -> None:
     async with console() as desk:
         await desk.show(silo())

@@ -79,6 +79,7 @@ def test_schema_is_a_json_schema(kind: str) -> None:
 # ---- context ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_contexts_are_kept_used_replaced_and_forgotten(place: PolicySite, tmp_path: Path) -> None:
     def context(*words: str) -> Any:
         return run(APP, "context", *words)
@@ -163,6 +164,7 @@ def test_doctor_reads_a_configuration_and_looks_for_its_daemon(place: PolicySite
     assert found("silo", config)["configuration"].ok is False
 
 
+@pytest.mark.slow
 def test_doctor_names_the_way_to_the_coordinator(place: PolicySite, monkeypatch: pytest.MonkeyPatch) -> None:
     config, login = place.folder / "silo.yaml", place.folder / "id" / "proxy.login"
     plain = config.read_text()

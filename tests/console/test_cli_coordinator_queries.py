@@ -55,6 +55,7 @@ def ask(site: Site, house: House, tmp_path: Path) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_outbox_and_inbox_say_what_the_daemon_says(house: House, ask: Any) -> None:
     code, listed = ask("inbox", "list")
     assert code == 0 and listed["command"] == "coordinator inbox list"

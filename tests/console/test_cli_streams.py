@@ -54,6 +54,7 @@ def test_a_full_disk_ends_with_one_line_and_its_hint_and_a_reader_that_went_away
     assert (status, told) == (1, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_an_error_is_told_on_stderr_when_stdout_takes_nothing(form: tuple[str, ...], tmp_path: Path) -> None:
     missing = str(tmp_path / "nothing.yaml")
@@ -64,7 +65,7 @@ def test_an_error_is_told_on_stderr_when_stdout_takes_nothing(form: tuple[str, .
         assert again == (8, "")  # nowhere left to tell it
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("words", VERSION)
 def test_a_closed_stdout_is_told_and_takes_no_number_of_a_file(words: tuple[str, ...]) -> None:
     status, told = fedsilo(*words, out=subprocess.DEVNULL, closes=lambda: os.close(1))

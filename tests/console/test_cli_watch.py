@@ -204,6 +204,7 @@ def bundled(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield site, place
 
 
+@pytest.mark.slow
 def test_a_bundle_may_be_shared_and_names_nobody_of_the_site(
     bundled: tuple[Site, PolicySite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

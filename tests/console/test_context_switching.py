@@ -62,6 +62,7 @@ def at_b() -> dict[str, Any]:
 # ---- what is left behind ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_nothing_of_the_former_daemon_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     async with console() as (desk, app):
         written: list[str] = []
@@ -152,6 +153,7 @@ async def until(desk: Desk, holds: Any) -> None:
     raise AssertionError("not within 10 s")
 
 
+@pytest.mark.slow
 async def test_while_an_answer_is_on_its_way_nobody_leaves() -> None:
     gate = threading.Event()
     async with console() as (desk, app):
@@ -169,6 +171,7 @@ async def test_while_an_answer_is_on_its_way_nobody_leaves() -> None:
 # ---- going there -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_names_go_by_their_beginning_and_what_fits_none_or_several_says_so() -> None:
     async with console() as (desk, app):
         await desk.show(silo())

@@ -69,6 +69,7 @@ async def opened(desk: Desk) -> OutboxScreen:
 # ---- what was sent ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_one_row_says_what_waits_and_its_twin_is_the_coordinators() -> None:
     async with console((100, 30)) as desk:
         screen = await opened(desk)
@@ -96,6 +97,7 @@ async def test_one_row_says_what_waits_and_its_twin_is_the_coordinators() -> Non
         assert "round.open" not in desk.text and desk.app.top.twin() == "silo outbox show 20"
 
 
+@pytest.mark.slow
 async def test_what_a_real_coordinator_answers_is_what_is_shown(house: House) -> None:
     ask = panel_of(house).queries()
     sent = ask["outbox"]({"limit": PAGE_ROWS}).messages

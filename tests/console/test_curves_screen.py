@@ -228,6 +228,7 @@ def test_an_answer_of_another_shape_draws_something_and_never_fails(broken: Any)
 # ---- the screen ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_it_asks_for_what_it_shows_and_takes_no_other_answer_for_it() -> None:
     async with console((100, 30)) as desk:
         screen = await opened(desk)

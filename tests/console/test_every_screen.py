@@ -124,6 +124,7 @@ async def walked(desk: Desk, place: Place) -> list[str]:
     return seen
 
 
+@pytest.mark.slow
 async def test_loading_refused_empty_stale_and_disconnected_say_so() -> None:
     async with console((100, 30)) as desk:
         for name, place in PLACES.items():
@@ -202,6 +203,7 @@ async def test_ascii_only_draws_nothing_else() -> None:
             assert drawn.isascii(), (called, {one for one in drawn if not one.isascii()})
 
 
+@pytest.mark.slow
 async def test_T37_an_answer_of_another_shape_breaks_no_screen_and_is_as_harmless() -> None:
     spoil = Hostile(TOGETHER["forwards"], everything=True)
     async with console((100, 30)) as desk:
@@ -215,7 +217,7 @@ async def test_T37_an_answer_of_another_shape_breaks_no_screen_and_is_as_harmles
             await desk.press("enter", "escape")
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "number", "answers", "keys", "twin"),
     [

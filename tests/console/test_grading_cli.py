@@ -56,6 +56,7 @@ def rows(output: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.splitlines()]
 
 
+@pytest.mark.slow
 def test_T22_the_example_file_is_graded_in_seconds_in_its_order() -> None:
     began = time.monotonic()
     examples = rows(EXAMPLES.read_bytes())
@@ -131,6 +132,7 @@ def test_a_line_that_says_two_things_is_not_judged(bad: str, good: str, why: str
     assert (wrong["correct"], right["correct"]) == (False, True) and why in wrong["error"]
 
 
+@pytest.mark.slow
 def test_the_author_of_a_verifier_learns_on_which_line_and_where_it_fails(tmp_path: Path) -> None:
     (tmp_path / "dose.py").write_text(DOSE)
     facts = tmp_path / "dose-1.0.dist-info"

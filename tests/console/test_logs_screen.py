@@ -174,6 +174,7 @@ def test_a_line_is_given_room_before_what_is_the_same_in_most_lines(cells: int, 
     assert set(shown) == names and shown["text"] >= min(96, cells - 26)
 
 
+@pytest.mark.slow
 async def test_it_follows_filters_and_fetches_and_says_so() -> None:
     def told(lines: list[str]) -> dict[str, Any]:
         return {"lines": lines, "left_out": 0}

@@ -36,7 +36,7 @@ async def lose(desk: Desk) -> None:
     await desk.show(lost(desk.app.snapshot, desk.now))
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(60, 16), *SIZES])
 async def test_a_screen_that_was_not_read_says_so_and_shows_no_skeleton(size: tuple[int, int]) -> None:
     async with console(size) as desk:
@@ -54,6 +54,7 @@ async def test_a_screen_that_was_not_read_says_so_and_shows_no_skeleton(size: tu
             assert not [row for row in rest.splitlines() if "…" in row and set(row) <= set(" │…")], rest
 
 
+@pytest.mark.slow
 async def test_what_was_read_before_stands_with_its_own_age() -> None:
     figures = curves_at_silo()  # all names, and the points of what was asked for
     figures["series"] = [each for each in figures["series"] if each["name"] == "pass_at_1"]

@@ -181,6 +181,7 @@ async def ready(desk: Desk, state: dict[str, Any] | Snapshot | None = None, site
     await desk.show(state or at_coordinator())
 
 
+@pytest.mark.slow
 async def test_P_then_p_pauses_the_run_and_says_where_it_is_recorded() -> None:
     sending: list[Any] = []
     async with console() as desk:
@@ -305,6 +306,7 @@ async def test_what_the_daemon_refuses_is_said_and_can_be_tried_again(refusal: A
         desk.shows("run run-1: paused")
 
 
+@pytest.mark.slow
 async def test_T37_hostile_names_in_an_order_draw_no_control_character() -> None:
     async with console((80, 24)) as desk:
         for text in TOGETHER.values():

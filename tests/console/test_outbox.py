@@ -140,6 +140,7 @@ def test_whether_it_left_and_what_became_of_it(verdict: Any, outcome: Any, left:
         assert verdict_part(row)[0] == ("held" if over else "HOLD") and ("HOLD" in text) is not over
 
 
+@pytest.mark.slow
 async def test_a_verdict_in_the_filter_is_asked_of_the_daemon_and_the_cursor_stays_on_its_row() -> None:
     async with console((100, 30)) as desk:
         screen = await opened(desk)
@@ -160,6 +161,7 @@ async def test_a_verdict_in_the_filter_is_asked_of_the_daemon_and_the_cursor_sta
         assert "outbox" in desk.app.wanted and not [item for item in table.rows.shown if item.row.verdict == "deny"]
 
 
+@pytest.mark.slow
 async def test_a_verdict_a_number_or_control_messages_are_asked_of_the_daemon() -> None:
     nothing = {"messages": [], "total": 9, "held": 0, "denied": 0, "next": None}
     async with console((100, 30)) as desk:
@@ -313,6 +315,7 @@ def test_the_counts_of_the_daemon_stand_above(
     assert all(fact in text for fact in facts) and ("KiB" in text) is ("51.1 KiB" in facts)
 
 
+@pytest.mark.slow
 async def test_a_row_and_a_whole_record_are_opened_copied_and_inspected() -> None:
     link, facts = {"approvals": [7]}, {"transform": {"responses_withheld": 3}}
     async with console((80, 24)) as desk:

@@ -18,6 +18,7 @@ WAIT_SECONDS = 20
 DURATION_SECONDS = 30.0
 
 
+@pytest.mark.slow
 async def test_it_goes_through_its_scenes_and_closes() -> None:
     assert RECORDING.stat().st_size < 500_000 and b"/tmp/" not in RECORDING.read_bytes()
     time = [0.0]

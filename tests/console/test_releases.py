@@ -16,6 +16,7 @@ from console.recording import Replay
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.views.state import Release
 
+pytestmark = pytest.mark.slow  # the set takes a third of a minute to make
 SEED = 7
 
 
@@ -45,7 +46,6 @@ def shown(replay: Replay) -> Release:
     return release
 
 
-@pytest.mark.slow
 def test_each_is_held_by_the_policy_and_can_be_answered(folder: Path, truth: dict[str, Any]) -> None:
     rows = truth["releases"]
     assert [row["number"] for row in rows] == list(range(1, 31)) and sum(row["bad"] for row in rows) == 10

@@ -98,6 +98,7 @@ def answers(socket: Path, wanted: dict[str, Any]) -> Snapshot:
         feed.stop()
 
 
+@pytest.mark.slow
 def test_the_console_draws_what_a_real_coordinator_answers_and_may_share_what_was_released(
     at_coordinator: Asked,
 ) -> None:
@@ -132,6 +133,7 @@ def test_the_console_draws_what_a_real_guard_answers(at_silo: Asked) -> None:
     assert "n 484" in text and "hospital_a 25.0 [21.3, 29.0]" in text
 
 
+@pytest.mark.slow
 def test_the_twins_say_what_the_queries_say(at_coordinator: Asked) -> None:
     code, told = at_coordinator.run("curves", "--coordinator", "c.yaml", "--name", "gap", "--name", "update_norm")
     assert code == 0 and told["command"] == "curves"

@@ -103,6 +103,7 @@ def test_an_answer_of_another_shape_draws_something_and_never_fails(broken: Any)
 # ---- the screen ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_brackets_go_to_the_rounds_around_and_c_compares() -> None:
     async with console((100, 30)) as desk:
         screen = await opened(desk)

@@ -108,6 +108,7 @@ def test_rows_that_arrive_leave_the_cursor_on_its_row_and_its_line() -> None:
     assert made.above == 30
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-60, 160), max_size=12))
 def test_whatever_arrives_and_however_it_is_sorted_the_cursor_stays(steps: list[int]) -> None:
     made = rows()

@@ -210,6 +210,7 @@ async def test_no_served_byte_is_an_external_url_and_nothing_else_is_there() -> 
 # ---- the session -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_T36_a_browser_looks_and_cannot_answer(site: Site) -> None:
     arguments = {"release": "r1/hospital_a/0", "digest": DIGEST, "policy_digest": POLICY_DIGEST, "revision": 1}
     async with served(shows(site)) as (server, browser, told):
@@ -323,7 +324,7 @@ async def test_a_console_that_ends_by_itself_is_told_of() -> None:
         assert told == ["the console ended with exit code 1: no such thing"]
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_server_that_ends_leaves_no_console_behind(site: Site, number: signal.Signals) -> None:
     url_file = site.folder / "start-url"
@@ -353,6 +354,7 @@ async def test_a_server_that_ends_leaves_no_console_behind(site: Site, number: s
             server.kill()
 
 
+@pytest.mark.slow
 async def test_a_fault_in_the_console_of_a_browser_leaves_a_report_and_ends_with_70(tmp_path: Path) -> None:
     script = (
         "import console.app, sys\n"
@@ -376,6 +378,7 @@ async def test_a_fault_in_the_console_of_a_browser_leaves_a_report_and_ends_with
     assert "LookupError" in report.read_text() and "PRIVATE" not in told.decode() + report.read_text()
 
 
+@pytest.mark.slow
 async def test_a_console_ends_with_the_pipe_of_its_server_although_all_else_is_open(tmp_path: Path) -> None:
     watched, held = os.pipe()
     console = await asyncio.create_subprocess_exec(

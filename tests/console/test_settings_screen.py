@@ -22,6 +22,7 @@ def test_a_value_that_is_not_there_looks_different_from_an_empty_one(value: Any,
     assert settings.value_words(value) == words
 
 
+@pytest.mark.slow
 async def test_the_daemons_say_where_they_are_changed_and_the_consoles_own_change_with_enter() -> None:
     async with console((100, 30), origins={"theme": "flag --theme"}) as desk:
         await desk.show(silo())

@@ -34,6 +34,7 @@ async def resized(desk: Desk, *sizes: tuple[int, int]) -> None:
 # ---- places ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_places_are_gone_to_by_digits_and_beginnings_and_keep_their_cursor() -> None:
     async with console((100, 30)) as desk:
         await desk.show(silo(release(), release(id="r1/hospital_a/1")))
@@ -57,6 +58,7 @@ async def test_places_are_gone_to_by_digits_and_beginnings_and_keep_their_cursor
         assert isinstance(desk.app.screen, ApprovalScreen)
 
 
+@pytest.mark.slow
 async def test_only_what_is_on_top_is_asked_for() -> None:
     async with console((100, 30)) as desk:
         assert desk.app.wanted == {}
@@ -77,6 +79,7 @@ async def test_only_what_is_on_top_is_asked_for() -> None:
         assert set(desk.app.wanted) == {"overview figures"}  # which have room here
 
 
+@pytest.mark.slow
 async def test_the_palette_finds_by_letters_asks_the_same_questions_and_bursts_open_nothing() -> None:
     async with console((100, 30)) as desk:
         await desk.show(silo(release()))
@@ -126,6 +129,7 @@ def test_no_name_of_the_program_is_shown_to_people_and_no_key_means_the_opposite
     assert len({action.says.partition(",")[2] for action in ACTIONS if action.name == "control"}) == 1
 
 
+@pytest.mark.slow
 async def test_help_and_json_are_of_this_screen() -> None:
     async with console((100, 60)) as desk:
         await desk.press("i")
@@ -160,6 +164,7 @@ async def test_replay_keys_are_told_where_something_is_played_back(replay: Any) 
 # ---- what concerns every screen ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_what_concerns_every_screen_stands_on_every_screen() -> None:
     ends = {"certificate_until": "2026-12-02T10:00:00+00:00"}
     async with console() as desk:
@@ -239,7 +244,7 @@ def test_what_a_screen_says_when_it_has_nothing(lines: Any, told: str) -> None:
 # ---- sizes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["R", "question_mark"])
 async def test_what_is_below_a_dialog_is_whole_again_after_the_terminal_was_larger(key: str) -> None:
     async with console(SMALL) as desk:

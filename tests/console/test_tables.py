@@ -36,6 +36,7 @@ async def opened(desk: Desk, newest: int = 250) -> TablePane:
     return desk.app.screen.query_one(TablePane)
 
 
+@pytest.mark.slow
 async def test_changing_keys_rest_after_the_row_under_the_cursor_went_away_and_in_a_burst() -> None:
     async with console((100, 30)) as desk:
         table = await opened(desk)
@@ -74,6 +75,7 @@ async def test_columns_go_by_width_and_nothing_is_off_to_the_side(size: tuple[in
         assert "digest" in header and "items" in header
 
 
+@pytest.mark.slow
 async def test_a_filter_shows_what_passes_and_keys_typed_into_it_do_nothing_else() -> None:
     async with console((100, 30)) as desk:
         table = await opened(desk)
@@ -119,6 +121,7 @@ async def test_a_paste_into_the_filter_brings_no_control_character() -> None:
         assert field.value == "]0;xdeny"
 
 
+@pytest.mark.slow
 async def test_it_asks_for_pages_shows_the_newest_first_and_keeps_its_cursor() -> None:
     async with console((100, 30)) as desk:
         await desk.show(silo())

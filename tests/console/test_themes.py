@@ -155,7 +155,7 @@ async def test_every_place_with_its_help_and_what_opens_over_it_is_ascii_and_can
         assert (beyond, poor) == ({}, {})
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", THEMES)
 async def test_what_waits_what_is_old_and_a_button_that_is_off_can_be_read(name: str) -> None:
     def can_be_read() -> None:

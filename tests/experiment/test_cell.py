@@ -125,6 +125,7 @@ def test_numbers_of_a_plan_are_numbers_in_run_yaml() -> None:
     assert strict_yaml.load(run_text(fields).encode(), "run.yaml").value == fields
 
 
+@pytest.mark.slow
 def test_an_adapter_that_a_round_left_as_it_was_is_measured_again(tmp_path_factory: pytest.TempPathFactory) -> None:
     """With a rate too small for float32 and no decay, both rounds end with the adapter that the first began with."""
     still = {"learning_rate": 1e-60, "weight_decay": 0.0}
@@ -237,6 +238,7 @@ def test_the_best_checkpoint_is_chosen_on_strings_that_nothing_else_reads(
     assert trials_of(experiment, [tried]) == {digest_of(experiment, trial): tried["rounds"][-1]["pass_at_1"]}
 
 
+@pytest.mark.slow
 def test_private_rows_are_drawn_by_seed_and_silo_and_not_by_method(
     played: tuple[Sites, CellResult], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

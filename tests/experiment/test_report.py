@@ -133,6 +133,7 @@ def test_a_page_has_one_line_for_each_claim_and_all_pictures_that_it_names(files
     assert drawn == sorted({Path(each).name for each in pictures})
 
 
+@pytest.mark.slow
 def test_a_page_has_the_rows_and_what_was_tuned(files: tuple[Path, Path]) -> None:
     path, out = files
     page = out.read_text()

@@ -138,6 +138,7 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
     return selected_by_make_threats(tmp_path_factory.mktemp("stand-ins"))
 
 
+@pytest.mark.slow
 def test_X13_make_threats_runs_each_test_that_is_named_after_a_threat(selected: set[tuple[str, str]]) -> None:
     wanted = {(test.file, test.name) for test in suite() if test.named}
     assert len(wanted) > 500
@@ -157,6 +158,7 @@ def test_X13_numbers_have_two_digits() -> None:
     assert one_digit == []
 
 
+@pytest.mark.slow
 def test_X13_no_test_sleeps() -> None:
     assert sleeps(ROOT) == []
 

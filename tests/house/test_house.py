@@ -49,6 +49,7 @@ FORMER = re.compile(rf"\bfedsilo[./]({FOLDERS})\b|(?<![\w.])({FOLDERS})[./][a-z_
 WRITTEN = {".py", ".md", ".toml", ".yaml", ".proto", ".html", ""}
 
 
+@pytest.mark.slow
 def test_a_folder_that_was_renamed_is_named_in_the_changelog_alone() -> None:
     assert all(FORMER.search(planted.format("treaty")) for planted in ("from fedsilo.{}.x import y", "`{}/codec.py`"))
     assert _where(FORMER) == ["CHANGELOG.md"]
@@ -176,7 +177,7 @@ def _start(command: str, folder: Path, **environment: str) -> subprocess.Complet
     )  # fmt: skip
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("command", STARTS)
 def test_a_distribution_that_claims_console_stops_every_start(command: str, tmp_path: Path) -> None:
     stranger = tmp_path / "site/console_tools-1.0.dist-info"
@@ -216,7 +217,7 @@ def _run(command: str, folder: Path, *arguments: str, path: Path) -> subprocess.
     )
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_console_of_pypi_beside_ours_stops_every_command(command: str, tree: Tree, tmp_path: Path) -> None:
     beside = tmp_path / "site"

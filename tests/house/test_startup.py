@@ -72,6 +72,7 @@ def test_nothing_but_the_trainer_loads_torch(clean_tree: Tree) -> None:
     assert set(line.removeprefix("none loads any; ").split()) == homes
 
 
+@pytest.mark.slow
 def test_a_module_that_loads_torch_is_named(tree: Tree) -> None:
     (tree.root / "torch.py").write_text('"""Stands in for the real one, which takes seconds."""\n')
     tree.plant("coordinator.planted", "import torch")
@@ -85,7 +86,7 @@ def _help_of_each(tree: Tree, command: str, watched: set[str]) -> dict[str, set[
     return {words.strip(): set(loaded.split()) for words, _, loaded in (line.partition("|") for line in lines)}
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ENTRY_POINTS)
 def test_help_of_every_command_loads_nothing_heavy(command: str, clean_tree: Tree) -> None:
     """`COMMAND --help` is to show within 0.3 s, and none of these is needed for it. (Below a group typer itself loads

@@ -38,6 +38,7 @@ def apply(root: Path, language: str, block: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_kind_is_added_as_the_page_says(tree: Tree) -> None:
     for each in ("tests", "tools"):
         shutil.copytree(ROOT / each, tree.root / each, ignore=shutil.ignore_patterns("__pycache__", "vectors"))
@@ -76,6 +77,7 @@ def test_a_task_and_a_method_are_added_as_the_page_says(tree: Tree) -> None:
     assert "lookahead" not in (ROOT / "fedsilo/protocol/methods/__init__.py").read_text(), "the checkout stays as it is"
 
 
+@pytest.mark.slow
 def test_a_field_of_the_status_is_added_as_the_page_says(tree: Tree) -> None:
     for each in ("tests", "tools", "benchmarks"):
         shutil.copytree(ROOT / each, tree.root / each, ignore=shutil.ignore_patterns("__pycache__", "vectors"))

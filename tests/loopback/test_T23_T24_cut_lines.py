@@ -209,6 +209,7 @@ def test_T11_T23_T24_a_cut_upload_goes_on_over_mtls(place: Place, fault: Fault, 
     arrived_once(place, allowed.digest)
 
 
+@pytest.mark.slow
 def test_T24_a_large_messages_time_begins_when_it_may_come_and_ends_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +235,7 @@ def test_T24_a_large_messages_time_begins_when_it_may_come_and_ends_it(
     assert begun.is_set() and isinstance(sent[0].reply.body, pb.Ack)
 
 
+@pytest.mark.slow
 def test_T24_a_line_on_which_a_large_message_stands_still_is_given_up_by_the_silo_too(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +278,7 @@ class Failing:
         return self._error
 
 
+@pytest.mark.slow
 def test_T24_a_delayed_line_is_only_slow(place: Place) -> None:
     place.proxy.fault = Fault("delay", amount=0.005)
     allowed = place.allowed()

@@ -232,6 +232,7 @@ def test_a_port_in_use_is_named(site: Path, ready: Ready, tmp_path: Path) -> Non
         pass
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_ready_line_and_ends_cleanly_on_sigterm(site: Path, tmp_path: Path) -> None:
     config = (site / "main" / "coordinator.yaml").read_text().replace("state_dir: state", f"state_dir: {tmp_path}")
     place = site / "main" / "other.yaml"

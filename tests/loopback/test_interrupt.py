@@ -56,6 +56,7 @@ def test_ctrl_c_ends_every_process_and_a_second_demo_repeats_the_first_bit_for_b
     assert "public.responses" in {row["kind"] for row in second.record()["traffic"]}
 
 
+@pytest.mark.slow
 def test_a_terminated_demo_takes_its_processes_along(tmp_path: Path) -> None:
     ended = demo(tmp_path / "out", "--silos", "1", interrupt="starting 1 silo", number=signal.SIGTERM)
     assert ended.reply.exit_code == 130 and "Traceback" not in ended.reply.stderr

@@ -24,7 +24,7 @@ ATTACKER = "hospital_c"
 SILOS = ["hospital_a", "hospital_b", ATTACKER]
 SEED = 2
 
-pytestmark = pytest.mark.demo
+pytestmark = [pytest.mark.demo, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,6 @@ def test_the_wire_holds_exactly_the_messages_that_the_logs_know(leak: Demo) -> N
         }
 
 
-@pytest.mark.slow
 def test_what_cannot_be_shown_is_refused_before_anything_starts(tmp_path: Path) -> None:
     for options, words in (
         (("--leak", "--rounds", "1"), "2 rounds"),

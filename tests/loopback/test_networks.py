@@ -101,6 +101,7 @@ def test_T10_T31_through_a_proxy_with_a_login_and_through_nothing_else(
     assert "hunter2" not in said and WORD not in said
 
 
+@pytest.mark.slow
 def test_a_proxy_that_says_no_that_is_none_and_that_is_not_there_are_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_call_that_waits_outlives_a_proxy_that_ends_silent_connections(
 AGE_BYTES = 4 * MIB
 
 
+@pytest.mark.slow
 def test_T23_an_upload_that_outlives_several_connections_arrives_once(place: Place, tmp_path: Path) -> None:
     """A proxy lets each connection carry 4 MiB; the payload has 8, and what each is opened with comes on top."""
     allowed = place.allowed()

@@ -178,6 +178,7 @@ def test_joining_with_keys_made_on_site_and_a_policy_of_ones_own(typist: Typist)
     typist.type("how-to/write-a-policy.md")
 
 
+@pytest.mark.slow
 def test_a_page_whose_command_fails_fails(typist: Typist) -> None:
     with pytest.raises(AssertionError, match="NOT_FOUND"):
         typist.run("silo status --config nowhere.yaml")

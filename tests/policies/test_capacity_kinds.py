@@ -89,6 +89,7 @@ def test_reward_scalar(abstain: str, expected: int) -> None:
     assert 2 ** bits(policy, "reward.scalar") == pytest.approx(counted + 1) == expected
 
 
+@pytest.mark.slow
 def test_profile_vector() -> None:
     policy = with_block("profile.vector", "knexa", families=2, dynamic=1, quantum=0.5, bins=3, parts=3)
     cases = [

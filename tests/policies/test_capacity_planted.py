@@ -191,6 +191,7 @@ def said_and_heard(folder: Path, policy: Policy, counts: Sequence[int]) -> list[
         loop.close()
 
 
+@pytest.mark.slow
 def test_T11_how_often_progress_is_said_carries_what_the_row_counts_and_no_more(tmp_path: Path) -> None:
     most, row = progress_messages(SLOW, STEPS), row_of(SLOW, "control.*")
     words = [[0] * STEPS, [most] * STEPS, [3, 0, 1, 2]]
@@ -219,6 +220,7 @@ def sent_at(folder: Path, reports: Sequence[int]) -> list[tuple[float, int]]:
         loop.close()
 
 
+@pytest.mark.slow
 def test_T11_progress_leaves_at_the_guards_own_moments_whenever_and_however_often_the_trainer_reports(
     tmp_path: Path,
 ) -> None:
@@ -300,6 +302,7 @@ def let_out(policy: Policy, without: str = "", *, every: int = 20, steps: Sequen
     return allowed
 
 
+@pytest.mark.slow
 def test_T11_without_the_rate_the_counts_of_a_round_carry_more_than_the_row() -> None:
     row, tasks = row_of(ONE, "control.*"), 2 * STEPS + 4
     kept = let_out(ONE)

@@ -388,6 +388,7 @@ def test_T15_without_the_only_case_of_a_limit_its_loosening_goes_unnoticed(name:
     assert {case} in noticed_by and all(noticed_by)
 
 
+@pytest.mark.slow
 def test_a_survivor_is_named_with_its_line_and_a_case_that_fails_notices_nothing() -> None:
     gone, limit = "with a silo too few", "federation.min_peers"
     tried = mutate([outcome for outcome in judged("small") if outcome.case.name != gone], SITE)

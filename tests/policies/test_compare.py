@@ -128,6 +128,7 @@ def test_X02_meet_is_commutative_and_at_least_as_tight_as_both(first: PolicyFile
         assert is_tightening(first, both) and is_tightening(second, both)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(policies(), policies(), policies())
 def test_X02_meet_is_associative(first: PolicyFile, second: PolicyFile, third: PolicyFile) -> None:

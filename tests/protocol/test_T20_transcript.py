@@ -66,6 +66,7 @@ def signed(name: str, transcript: Transcript = ONE, *, by: str = "", digest: str
     return Countersignature(name, digest or transcript.digest, signature)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(transcripts())
 def test_T20_a_transcript_survives_the_wire_and_its_digest_is_that_of_its_bytes(transcript: Transcript) -> None:
@@ -75,6 +76,7 @@ def test_T20_a_transcript_survives_the_wire_and_its_digest_is_that_of_its_bytes(
     assert text == plain and transcript.digest == hashlib.sha256(plain.encode()).hexdigest()
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(transcripts(), transcripts())
 def test_T20_a_change_of_any_field_changes_digest_and_signature_and_is_named(

@@ -114,6 +114,7 @@ THINGS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(THINGS), max_size=25))
 def test_two_honest_logs_never_differ_whatever_is_lost_and_whoever_is_killed(

@@ -744,6 +744,7 @@ def append_what_is_well_formed(log: AuditLog, records: list[tuple[str, dict[str,
     return written
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     owner=st.sampled_from([SILO, COORDINATOR]),

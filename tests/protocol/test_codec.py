@@ -31,6 +31,7 @@ def factors(tensors: dict[str, np.ndarray], dtype: str = "float32") -> bytes:
     return codec.encode_factors(tensors, base_digest="b", schema_sha256="s", rank=4, scale=2.0, dtype=dtype)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(TENSORS)
 def test_float32_factors_survive_but_for_denormals_and_minus_zero(tensors: dict[str, np.ndarray]) -> None:

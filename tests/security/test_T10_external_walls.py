@@ -173,6 +173,7 @@ def test_T10_a_container_over_a_unix_path_holds_by_each_of_its_walls(missing: st
     ) - open_ways
 
 
+@pytest.mark.slow
 @root_only
 def test_T10_below_the_policys_least_level_no_run_starts_and_people_read_why(
     home: Path, site: Site, monkeypatch: pytest.MonkeyPatch
@@ -305,6 +306,7 @@ def over_tls(home: Path, site: Site, made: Networks, identities: Identities) -> 
     return OverTls(home, made, config, site, words, resolver_file)
 
 
+@pytest.mark.slow
 def test_T10_over_tls_without_a_way_but_to_the_guard_it_is_a_container(over_tls: OverTls) -> None:
     found = over_tls.trainer()  # nobody outside needs to answer: the trainer's own system knows no way
     assert (found.isolation, found.controls) == ("container", probing.NO_CONTROLS)
@@ -566,6 +568,7 @@ def test_the_daemons_own_control_socket_is_tried_where_there_is_one(home: Path) 
 # ---- whose program runs ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_T10_no_program_is_taken_from_the_working_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainer, sandbox trial and the command for people: each would run a package that lies where it is started."""
     for folder, name in (("silo/trainer", "worker.py"), ("fedsilo/sandbox", "probes.py")):

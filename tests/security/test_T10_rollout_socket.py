@@ -69,6 +69,7 @@ def test_T10_the_hook_refuses_all_but_the_servers_socket(sockets: tuple[Path, Pa
     assert behind_the_hook(sockets, attempt) == f"the trainer may not do this: {event}"
 
 
+@pytest.mark.slow
 def test_the_servers_socket_may_be_connected_to_where_it_was_named_and_else_not(sockets: tuple[Path, Path]) -> None:
     attempt = CONNECT.format("allowed")
     assert behind_the_hook(sockets, attempt) == "done"
@@ -78,6 +79,7 @@ def test_the_servers_socket_may_be_connected_to_where_it_was_named_and_else_not(
 # ---- the probe ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_probe_says_whether_the_server_is_reached(sockets: tuple[Path, Path], tmp_path: Path) -> None:
     assert "rollout_sockets" not in run_probes({})
     reached = run_probes({"rollout_sockets": [str(each) for each in sockets]})["rollout_sockets"]

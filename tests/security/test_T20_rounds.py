@@ -766,6 +766,7 @@ def test_T20_a_worthless_signature_is_not_kept_and_the_round_waits(tmp_path: Pat
     assert heard(last, "round.agreed")
 
 
+@pytest.mark.slow
 def test_T20_whoever_signs_late_gets_the_signatures_then(tmp_path: Path) -> None:
     house, silos = started(tmp_path)
     *rest, late = silos
@@ -822,6 +823,7 @@ def test_T20_a_silo_that_says_no_is_not_waited_for(tmp_path: Path) -> None:
     assert verdicts == {**dict.fromkeys(SILOS[:3], "accepted"), last.name: "absent"}
 
 
+@pytest.mark.slow
 def test_T20_T39_a_coordinator_that_is_killed_while_it_collects_goes_on(tmp_path: Path) -> None:
     house, silos = started(tmp_path)
     for silo in silos[:2]:

@@ -558,6 +558,7 @@ def test_T20_no_value_in_a_round_record_stops_verification_or_report(run: Path, 
             assert all(isinstance(silo, str) for silo in row["survivors"]) and isinstance(row["verdicts"], dict)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_T20_no_value_in_records_of_a_round_stops_the_check(run: Path, data: st.DataObject) -> None:

@@ -79,6 +79,7 @@ def programs(config: Any, port: int) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_T14_T22_a_strangers_program_reaches_no_key_no_network_and_no_process(
     config: Any, grader: GradingProcess, tmp_path: Path
@@ -131,6 +132,7 @@ def test_T22_bombs_and_a_killed_process_are_wrong_answers_and_no_pass(grader: Gr
     assert judged(GOOD, GOOD) == (None, True)
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_T23_programs_that_take_all_the_time_there_is_hold_the_guard_no_longer_than_the_budget(
     grader: GradingProcess,

@@ -261,6 +261,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     house.close()
 
 
+@pytest.mark.slow
 def test_T24_a_round_is_finished_by_the_others_while_one_silo_stalls(served: Served) -> None:
     stalling = served.silos["hospital_d"]
     ended = threading.Event()
@@ -287,6 +288,7 @@ def test_T24_a_round_is_finished_by_the_others_while_one_silo_stalls(served: Ser
             call.cancel()
 
 
+@pytest.mark.slow
 def test_T24_a_connection_without_a_call_is_closed_and_one_with_a_waiting_poll_is_not(served: Served) -> None:
     served.house.driver.dependencies = replace(served.house.driver.dependencies, poll_wait_seconds_max=LIMIT_SECONDS)
     closed = {name: threading.Event() for name in ("hospital_a", "hospital_b")}
@@ -316,6 +318,7 @@ def test_T24_a_connection_without_a_call_is_closed_and_one_with_a_waiting_poll_i
     assert isinstance(served.silos["hospital_b"].say("control.heartbeat", pb.Heartbeat()), pb.Ack)
 
 
+@pytest.mark.slow
 def test_T24_connections_that_say_nothing_hold_up_nobody(place: Place, healthy: grpc.Channel) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(60):

@@ -309,6 +309,7 @@ def test_T38_a_kept_certificate_that_cannot_be_read_is_a_problem_of_its_log_alon
     assert len(hostile["problems"]) == 1 and "record 1" in hostile["problems"][0]
 
 
+@pytest.mark.slow
 def test_T38_certificates_with_any_byte_changed_are_judged_or_refused(tmp_path: Path) -> None:
     random, der = Random(5), certificate()
     every, refused = [], 0

@@ -32,6 +32,7 @@ def report(_probe: None) -> Report:
     return compare(MESSAGES, seed=20)
 
 
+@pytest.mark.slow
 def test_X03_both_ends_give_the_same_verdict(report: Report) -> None:
     assert report.differences == []
     assert report.messages == MESSAGES

@@ -775,6 +775,7 @@ def test_T37_text_in_a_certificate_cannot_write_lines_or_escapes_into_a_message(
     assert public_key_pem(authority.key.public_key())  # the authority is a whole one
 
 
+@pytest.mark.slow
 def test_an_unbelieved_answer_names_both_senders() -> None:
     envelope = pb.Envelope(sender="spiffe://x/coordinator/\x1b[2J" + "z" * 300, federation=FEDERATION)
     with pytest.raises(PeerError) as caught:

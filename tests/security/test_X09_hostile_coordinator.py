@@ -88,6 +88,7 @@ def denied_by_its_rule(federation: World, name: str) -> None:
     assert (alone.verdict, alone.reasons) == ("deny", (made_for_it.reason,))
 
 
+@pytest.mark.slow
 def test_X09_every_attack_of_a_coordinator_is_known_made_and_came_to_what_the_list_says(attacked: World) -> None:
     assert set(DEVIATIONS) == {attack.name for attack in COORDINATOR}
     assert sorted(row["name"] for row in attacked.made) == sorted((*PLANS, *IN_A_RUN))
@@ -97,6 +98,7 @@ def test_X09_every_attack_of_a_coordinator_is_known_made_and_came_to_what_the_li
         assert (found["decision"], found["rule"], found["obeyed"]) == (attack.decision, attack.rule, 0), name
 
 
+@pytest.mark.slow
 def test_X09_every_attack_is_made_on_a_silo_that_is_never_told_to_wait(
     tmp_path: Path, sampled: Callable[[Sequence[str], int], list[str]]
 ) -> None:
@@ -260,6 +262,7 @@ def test_T30_without_the_check_of_the_envelope_a_rule_still_knows_the_sender(
     federation.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["replayed_reply", "reordered_replies"])
 def test_T29_without_the_sequence_it_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(Ledger, "accept_sequence", lambda *_, **__: None)
@@ -347,6 +350,7 @@ def test_T20_bytes_that_the_round_does_not_name_are_not_loaded(attacked: World) 
     assert record["payload"]["sha256"] not in named
 
 
+@pytest.mark.slow
 def test_T20_another_adapter_for_one_silo_trains_neither(tmp_path: Path) -> None:
     """Each silo signs what it is shown; neither can be given the other's signature under it, so neither trains."""
     federation = World(tmp_path, [APART])
@@ -372,6 +376,7 @@ def test_T20_another_adapter_for_one_silo_trains_neither(tmp_path: Path) -> None
     federation.close()
 
 
+@pytest.mark.slow
 def test_T20_another_adapter_for_one_silo_comes_in_a_run_of_its_own_after_the_others(tmp_path: Path) -> None:
     federation = World(tmp_path, ["wrong_key", APART])
     assert federation.run("run-1", rounds=2) == "finished"

@@ -95,6 +95,7 @@ def sent_factors(federation: World, name: str) -> codec.Factors:
 # ---- the list itself ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_X09_every_attack_of_a_trainer_is_known_made_and_came_to_what_the_list_says(together: World) -> None:
     assert set(FORGERIES) == {attack.name for attack in TRAINER}
     assert {row["name"] for row in together.made} == set(TOGETHER)

@@ -205,6 +205,7 @@ def test_T36_a_request_may_be_asked_again_with_a_later_expiry_for_an_hour(tmp_pa
     assert len(world.done) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", [False, True], ids=["same-process", "restarted"])
 def test_T36_no_signature_outlives_what_is_remembered_of_its_request(tmp_path: Path, restarts: bool) -> None:
     """Whoever captured the later signature of a request that was asked twice, or one refused, tries it every minute."""

@@ -125,6 +125,7 @@ print(json.dumps([before, kinds.fields_at_fault(hello)]))
 """
 
 
+@pytest.mark.slow
 def test_only_the_field_catalogue_sees_a_field_that_nobody_classed(tree: Tree) -> None:
     (line,) = tree.loaded_after(CATALOGUE_PROGRAM)
     without, with_class = json.loads(line)

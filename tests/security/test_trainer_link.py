@@ -392,6 +392,7 @@ def level_of(config: SiloConfig) -> str:
     return levels[0]
 
 
+@pytest.mark.slow
 def test_B1_an_external_trainer_gets_the_level_that_its_probes_show(home: Path, site: Site) -> None:
     config = load_config(write_config(home, EXTERNAL, at(f"unix:{home}/run/t.sock")))
     process = worker("--address", config.trainer.address)

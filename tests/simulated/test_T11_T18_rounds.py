@@ -100,6 +100,7 @@ def test_a_silo_that_drops_out_of_a_round_sits_out_and_did_not_decline(late: Any
     assert states(ask({"round": 1}))["hospital_c"] == "sits out"
 
 
+@pytest.mark.slow
 def test_B6_the_others_are_told_absent_whether_a_silo_declined_or_was_silent(late: Any) -> None:
     house, silos, _ = late
     silos[2].say("control.declined", pb.Declined(kind="lora.factors", round=1), run="run-1", number=1)
@@ -297,6 +298,7 @@ def test_T11_a_gate_denies_and_records_it(bench: Bench) -> None:
     assert isinstance(bench.factors(), Allowed)
 
 
+@pytest.mark.slow
 def test_of_a_run_that_ended_no_counts_are_left_and_the_rates_are(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     silo = silos[0]

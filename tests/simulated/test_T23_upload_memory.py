@@ -36,6 +36,7 @@ def of_layers(layers: int) -> LoraSchema:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [64, 128])  # 8 and 16 MiB
 def test_T23_an_upload_is_on_disk_and_not_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int

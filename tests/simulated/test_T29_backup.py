@@ -110,6 +110,7 @@ def dumped(
     house.close()
 
 
+@pytest.mark.slow
 def test_T42_what_a_dump_is_not_restored_over_or_into(
     dumped: tuple[House, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_T42_what_a_dump_is_not_restored_over_or_into(
     assert set(left) <= {"lock"}
 
 
+@pytest.mark.slow
 def test_rows_of_a_newer_version_are_refused_and_leave_nothing(
     dumped: tuple[House, Path, str], tmp_path: Path, postgresql: PostgresServer
 ) -> None:

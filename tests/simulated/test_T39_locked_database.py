@@ -94,6 +94,7 @@ def doing(work: Callable[[], Any]) -> Iterator[list[Any]]:
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_T39_a_locked_ledger_is_waited_for_and_named_and_the_silo_goes_on_by_itself(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +206,7 @@ def test_T39_a_full_disk_still_halts_at_once_with_its_own_words(loop: Loop, monk
     monkeypatch.setattr(loop.bench.ledger, "_database", before)
 
 
+@pytest.mark.slow
 def test_T39_a_locked_database_of_the_coordinator_is_waited_for_and_halts_nobody(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     with closing(house):

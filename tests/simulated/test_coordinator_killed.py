@@ -153,6 +153,7 @@ def test_a_coordinator_killed_again_and_again_ends_with_the_adapter_of_an_undist
     assert [result["problems"] for result in verify_logs([tmp_path / "audit"])] == [[]]
 
 
+@pytest.mark.slow
 def test_after_each_message_the_stored_events_give_the_life_in_memory(tmp_path: Path) -> None:
     house, silos = federation(tmp_path)
     house.submit()

@@ -341,6 +341,7 @@ def test_a_restarted_coordinator_goes_on_where_it_stood(tmp_path: Path) -> None:
     assert house.run().adapter_digest == undisturbed.run().adapter_digest
 
 
+@pytest.mark.slow
 def test_a_round_s_seconds_are_counted_over_a_restart(tmp_path: Path) -> None:
     house, silos = played(tmp_path, mute={-1: {"lora.factors"}})
     assert house.run().state == "running"
@@ -498,6 +499,7 @@ def test_T08_a_code_outside_the_closed_list_is_refused_and_kept_nowhere(tmp_path
     assert house.rows(lambda session: db.errors_of(session, "run-1")) == {}
 
 
+@pytest.mark.slow
 def test_a_mean_of_fewer_silos_is_marked_and_traffic_says_whose_view_it_is(tmp_path: Path) -> None:
     house, silos = played(tmp_path, mute={3: {"metrics.eval"}})
     house.advance(1000.0)
@@ -541,6 +543,7 @@ def adapter_of(house: House, run: str) -> str:
     return str(row.adapter_digest)
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_are_to_each_other_as_if_they_were_not_there(tmp_path: Path) -> None:
     house, silos = federation(tmp_path / "both")
     submitted(house, "run-1", "run-2")

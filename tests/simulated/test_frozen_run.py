@@ -48,6 +48,7 @@ def finished(tmp_path: Path, text: str = STRICT_YAML) -> tuple[Any, list[Simulat
 # ---- the coordinator ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_with_a_frozen_ends_with_an_adapter_whose_a_is_the_seeds(tmp_path: Path) -> None:
     house, silos = finished(tmp_path)
     run, record = house.run(), house.record()

@@ -485,6 +485,7 @@ def test_a_round_that_was_not_let_in_can_be_abstained_from(bench: Bench) -> None
         bench.gate.send(Place("run-1", 4, 0, "control.abstain"), pb.Abstain(round=4))
 
 
+@pytest.mark.slow
 def test_T09_the_coordinator_takes_no_evaluation_that_names_another_adapter(tmp_path: Path) -> None:
     house, silos = played(tmp_path, mute={3: {"metrics.eval"}})
     committed = house.round(1).adapter_digest
@@ -499,6 +500,7 @@ def test_T09_the_coordinator_takes_no_evaluation_that_names_another_adapter(tmp_
     assert isinstance(silos[3].say("metrics.eval", body, run="run-1", number=0), pb.Ack)
 
 
+@pytest.mark.slow
 def test_what_a_late_silo_says_of_an_earlier_round_is_taken_and_of_a_later_one_not(tmp_path: Path) -> None:
     house, silos = federation(tmp_path)
     house.submit()

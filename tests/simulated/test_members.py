@@ -113,6 +113,7 @@ def decoded(house: House, digest: str) -> dict[str, Any]:
     return dict(codec.decode_factors(payload.read_at(0, payload.size_bytes)).tensors)
 
 
+@pytest.mark.slow
 def test_its_answers_are_asked_for_and_it_gets_donors(tmp_path: Path) -> None:
     _, silos, late = begun_without(tmp_path)
     late.live()

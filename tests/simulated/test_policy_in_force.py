@@ -428,6 +428,7 @@ def test_T34_the_charter_is_the_agreed_one(tmp_path: Path) -> None:
         load_config(place.folder / "silo.yaml")
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(some_policies(), some_policies(), st.sampled_from(MESSAGES), st.integers(0, 4))
 def test_T34_what_two_files_allow_together_both_allow(

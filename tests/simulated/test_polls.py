@@ -189,6 +189,7 @@ def test_whatever_is_refused_backs_off_and_not_twice_for_one_trouble(loop: Loop)
     assert loop.guard._client.retry_at == refused_at
 
 
+@pytest.mark.slow
 def test_two_silos_do_not_come_again_at_the_same_time(tmp_path: Path) -> None:
     random.seed(7)
     waits = []
@@ -204,6 +205,7 @@ def _pairs(times: list[float]) -> list[tuple[float, float]]:
     return list(itertools.pairwise(times))
 
 
+@pytest.mark.slow
 def test_a_hello_to_a_halted_coordinator_is_said_again_and_ends_nothing(loop: Loop) -> None:
     loop.guard._client.joined = False
     for _ in range(3):

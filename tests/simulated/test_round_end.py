@@ -120,6 +120,7 @@ def test_three_rounds_swap_with_the_answers_of_the_round_before_and_nobody_waits
     assert [row["donors_sent"].get("hospital_b", 0) for row in record["rounds"]] == [0, 12, 12]
 
 
+@pytest.mark.slow
 def test_a_coordinator_killed_again_and_again_makes_the_same_run(tmp_path: Path, whole: tuple[House, Any]) -> None:
     house, trained = whole
     killer = Killer(3, 53)
@@ -139,6 +140,7 @@ def test_a_coordinator_killed_again_and_again_makes_the_same_run(tmp_path: Path,
     assert [result["problems"] for result in verify_logs([tmp_path / "audit"])] == [[]]
 
 
+@pytest.mark.slow
 def test_a_silo_that_dropped_out_donates_what_it_gave_and_no_more(tmp_path: Path) -> None:
     house, trained = play(tmp_path, gone={"hospital_c": 2})
     run = house.record()

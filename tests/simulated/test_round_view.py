@@ -676,6 +676,7 @@ def test_a_payload_that_cannot_be_read_costs_the_note_alone(tmp_path: Path) -> N
     assert drifts(house) == {} and not house.driver.halted
 
 
+@pytest.mark.slow
 def test_what_was_averaged_leaves_memory_when_its_drift_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ class KeepKiller(Killer):
         house.blobs.keep = keep  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_T29_killed_between_any_two_durable_calls_it_ends_with_the_same_adapter_and_state(tmp_path: Path) -> None:
     house, silos = joined(tmp_path / "whole", request_with("adam"), policy=CHARTER)
     until_quiet(silos)

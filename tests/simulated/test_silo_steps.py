@@ -66,6 +66,7 @@ def test_where_all_take_as_many_steps_it_is_the_plain_mean_bit_for_bit() -> None
     assert average_of(by_steps, ("hospital_a", "hospital_c")) is mean_delta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["silos", "steps"])
 def test_a_run_in_which_some_take_fewer_steps_ends_with_the_adapter_of_its_weights(
     tmp_path: Path, weights: str

@@ -90,6 +90,7 @@ def test_a_relative_path_starts_at_the_coordinators_folder_and_the_digest_may_be
     assert json.loads(house.run().request)["start_adapter_sha256"] == digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["waiting", "begun", "second round"])
 def test_a_killed_coordinator_goes_on_from_the_adapter_that_it_imported(
     moment: str, folder: Path, tmp_path: Path
@@ -119,6 +120,7 @@ def _rounds(session: Any) -> int:
     return int(session.query(db.Round).count())
 
 
+@pytest.mark.slow
 def test_what_a_run_freezes_must_be_what_its_seed_draws(tmp_path: Path) -> None:
     house, _ = played(tmp_path / "one", STRICT_YAML, schema=FROZEN, policy=STRICT)
     strict = allowing(text=TEXT)

@@ -239,6 +239,7 @@ def test_a_whole_run_leaves_the_same_rows_in_both_databases(whole: House, tmp_pa
     house.close()
 
 
+@pytest.mark.slow
 def test_T38_a_standby_goes_on_in_the_midst_of_a_round_and_starts_with_nothing_less(
     whole: House, tmp_path: Path, postgresql_url: str
 ) -> None:

@@ -148,6 +148,7 @@ def begun(house: House, transfers: Transfers, folder: Path) -> tuple[list[Simula
     return lines, fourth
 
 
+@pytest.mark.slow
 def test_a_silo_by_files_takes_part_in_every_round_with_one_trip_each(
     house: House, transfers: Transfers, tmp_path: Path
 ) -> None:

@@ -138,6 +138,7 @@ def test_T26_a_silo_whose_own_certificate_is_expired_or_of_another_ca_does_not_s
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_T31_a_key_that_does_not_fit_or_that_others_may_read_is_refused_before_anybody_is_dialled(place: Place) -> None:
     """One end only: the coordinator hears nothing."""
     key = place.root / "hospital_a" / "id" / "hospital_a.key"

@@ -48,6 +48,7 @@ def test_a_sound_site_is_told_about_its_prompts_and_shows_none_unasked(place: Pl
     assert len(asked) == 2 and all(each["text"] in {row["prompt"] for row in private} for each in asked)
 
 
+@pytest.mark.slow
 def test_a_held_out_prompt_among_the_private_ones_is_a_warning(place: Place) -> None:
     held_out = rows(place.root / "data" / "held_out.jsonl")[7]
     with place.private.open("a") as file:
@@ -83,6 +84,7 @@ def test_other_forms_and_names_are_read(place: Place) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_model_of_another_kind_is_refused_with_a_reason(place: Place) -> None:
     path = place.root / "model" / "config.json"
     path.write_text(path.read_text().replace("Qwen3ForCausalLM", "GemmaForCausalLM"))

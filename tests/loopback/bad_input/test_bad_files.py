@@ -102,6 +102,7 @@ def test_a_socket_path_that_the_kernel_cannot_take_is_named(place: Place) -> Non
         assert "shorter state_dir" in done.hint
 
 
+@pytest.mark.slow
 def test_a_configuration_that_is_not_there(place: Place) -> None:
     done = command("silo", "start", "--config", place.root / "none.yaml")
     assert (done.exit_code, "does not exist [NOT_FOUND]" in done.error) == (8, True)
@@ -135,6 +136,7 @@ def test_a_model_folder_that_lacks_a_file_is_refused_naming_it(place: Place, nam
     assert f"{place.root / 'model'}: the model folder lacks {name} [" in done.error
 
 
+@pytest.mark.slow
 def test_a_model_folder_without_its_tokenizer_settings_is_another_model(place: Place) -> None:
     (place.root / "model" / "tokenizer_config.json").unlink()
     done = place.start()

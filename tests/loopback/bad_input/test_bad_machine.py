@@ -44,6 +44,7 @@ def test_a_port_that_there_is_not_and_an_address_of_another_machine_are_named(pl
     other.unlink()
 
 
+@pytest.mark.slow
 def test_a_database_that_is_none_is_named_as_damaged_and_stays_as_it_is(place: Place) -> None:
     state = place.coordinator.parent / "state"
     database, rubbish = state / "coordinator.db", b"this is no database, and was one " * 200
