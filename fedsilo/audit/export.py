@@ -21,14 +21,14 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fedsilo.audit.reader import BATCH_RECORDS, LogReader, Place
+from fedsilo.audit.reader import BATCH_RECORDS, LogReader, Place, log_key_of
 from fedsilo.files.durable import fsync_directory, write_all, write_durably
-from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, VerificationError
+from fedsilo.protocol.errors import ConflictError, OperationError, VerificationError
 
 POSITION_VERSION = 1
 SCHEMA = "fedsilo.audit/1"
@@ -173,157 +173,145 @@ def read_position(path: Path, *, log: str, target: str) -> Position | None:
     return position
 
 
-# ---- the file ---------------------------------------------------------------------------------------
+# ---- the export --------------------------------------------------------------------------------------
 
 
-def lines_after(directory: Path, place: Place, product_version: str) -> Iterator[bytes]:
-    """The lines, with their ends, that an export writes from a place on, up to the first record that is damaged."""
-    with contextlib.suppress(VerificationError):
-        reader = LogReader(directory, place)
-        while batch := reader.read():
-            for _, record, after in batch:
-                event = chosen(record, after.previous, reader.origin)
-                yield export_line(event, product_version).encode("ascii") + b"\n"
+class Export:
+    """Exports one log to one file, from where the position file says; durable after each batch.
 
-
-class FileSink:
-    """Appends to a file, beginning at `start`; durable at return of `deliver`.
-
-    Args:
-        following: the lines that come next, as the program that wrote the position writes them: what a kill left
-            beyond the position begins as they do.
-
-    Raises:
-        ConflictError: the file holds what no position accounts for, or less than the position says.
-        OperationError: it cannot be written.
+    Attributes:
+        records: exported so far.
+        next: number of the next record.
     """
 
-    def __init__(self, path: Path, position: Position | None, start: Place, following: Iterable[bytes] = ()) -> None:
-        self._path = path
-        expected = position.bytes if position else 0
-        try:
-            there = path.exists()
-            size = path.stat().st_size if there else 0
-            if size and position is None:
-                raise ConflictError(f"{path} exists already and no position file says how far it got")
-            if there and size < expected:
-                raise ConflictError(
-                    f"{path} has {size} bytes; {expected} were written",
-                    hint="it was cut or replaced; move it away (its position goes on), or remove both to begin again",
-                )
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._descriptor = os.open(path, flags, 0o640)
-            if there and size > expected:  # did a kill come between writing and saving the position?
-                self._refuse_foreign(expected, following)
-                os.ftruncate(self._descriptor, expected)
-            fsync_directory(path.parent)
-        except OSError as error:
-            raise OperationError(f"{path}: {error.strerror}") from error
-        self._bytes = expected if there else 0
-        self._safe = (start, self._bytes)
+    def __init__(
+        self,
+        log: Path,
+        out: Path,
+        position_path: Path,
+        *,
+        target: str,
+        product_version: str,
+        first: int = 0,
+        batch_records: int = BATCH_RECORDS,
+    ) -> None:
+        """Open log, position and file.
 
-    def _refuse_foreign(self, expected: int, following: Iterable[bytes]) -> None:
-        with self._path.open("rb") as stream:
-            stream.seek(expected)
-            for line in following:
+        Args:
+            log: its folder.
+            out: the file.
+            position_path: where the position is kept.
+            target: see `Position`.
+            product_version: of this program.
+            first: record to begin at where there is no position.
+            batch_records: read, written and made durable at once.
+
+        Raises:
+            ConflictError: the file holds what no position accounts for, or less than the position says; or as
+                `read_position`.
+            NotFoundError, VerificationError: as `LogReader`.
+            OperationError: the file cannot be written.
+        """
+        found = read_position(position_path, log=log_key_of(log)[0], target=target)
+        self._log, self._out, self._position_path, self._target = log, out, position_path, target
+        self._version, self._batch_records = product_version, batch_records
+        self._reader = LogReader(log, found.place if found else None, first=first)
+        self._bytes = found.bytes if found else 0
+        self.records = 0
+        try:
+            self._descriptor = self._opened(found)
+        except OSError as error:
+            raise OperationError(f"{out}: {error.strerror}") from error
+
+    @property
+    def next(self) -> int:
+        return self._reader.place.seq
+
+    def run(self, wait: Callable[[], bool] | None = None, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Export records until there is nothing more, `wait` or `stopped` says so, or the log does not verify.
+
+        Args:
+            wait: called when there is nothing more to read; False ends the export. None: do not wait at all.
+            stopped: asked before each batch; True ends the export.
+
+        Raises:
+            VerificationError: see `LogReader.read`; everything before was exported and the position says so.
+            ConflictError: somebody else wrote to the file.
+            OperationError: the file or the position file cannot be written; the next start goes on from there.
+        """
+        self._save()  # before the first byte: what a kill leaves behind is then known to be ours
+        try:
+            while not stopped():
+                if batch := self._reader.read(self._batch_records):
+                    self._append(b"".join(self._line(record, after, self._version) for _, record, after in batch))
+                    self.records += len(batch)
+                    self._save()
+                elif wait is None or not wait():
+                    return
+        finally:
+            os.close(self._descriptor)
+
+    def _opened(self, found: Position | None) -> int:
+        """Open the file at its end by the position; cut off what a kill left beyond it."""
+        there = self._out.exists()
+        size = self._out.stat().st_size if there else 0
+        if size and found is None:
+            raise ConflictError(f"{self._out} exists already and no position file says how far it got")
+        if there and size < self._bytes:
+            raise ConflictError(
+                f"{self._out} has {size} bytes; {self._bytes} were written",
+                hint="it was cut or replaced; move it away (its position goes on), or remove both to begin again",
+            )
+        if found is not None and size > self._bytes and not self._is_ours(found):
+            raise ConflictError(
+                f"{self._out} holds what this export did not write after its first {self._bytes} bytes",
+                hint="somebody else writes there; move it away (its position goes on), or remove both to begin again",
+            )
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._out, flags, 0o640)
+        self._bytes = self._bytes if there else 0
+        if size > self._bytes:
+            os.ftruncate(descriptor, self._bytes)
+        fsync_directory(self._out.parent)
+        return descriptor
+
+    def _is_ours(self, found: Position) -> bool:
+        """Return True if what the file holds beyond the position is how its next lines begin."""
+        with self._out.open("rb") as stream:
+            stream.seek(found.bytes)
+            for line in self._lines_after(found):
                 there = stream.read(len(line))
                 if not line.startswith(there):
-                    break
+                    return False
                 if len(there) < len(line):
-                    return
-            else:
-                if not stream.read(1):
-                    return
-        os.close(self._descriptor)
-        raise ConflictError(
-            f"{self._path} holds what this export did not write after its first {expected} bytes",
-            hint="somebody else writes there; move it away (its position goes on), or remove both to begin again",
-        )
+                    return True
+            return not stream.read(1)
 
-    def deliver(self, lines: list[str], after: Place) -> None:
-        """Append the lines; `after` is the place behind them."""
-        data = b"".join(line.encode("ascii") + b"\n" for line in lines)
+    def _lines_after(self, found: Position) -> Iterator[bytes]:
+        """The lines behind a position as the program wrote them that was killed, up to a record that is damaged."""
+        with contextlib.suppress(VerificationError):
+            reader = LogReader(self._log, found.place)
+            while batch := reader.read():
+                yield from (
+                    self._line(record, after, found.product_version or self._version) for _, record, after in batch
+                )
+
+    def _line(self, record: Mapping[str, Any], after: Place, version: str) -> bytes:
+        return export_line(chosen(record, after.previous, self._reader.origin), version).encode("ascii") + b"\n"
+
+    def _append(self, data: bytes) -> None:
         try:
             if (size := os.fstat(self._descriptor).st_size) != self._bytes:
                 raise ConflictError(
-                    f"{self._path} has {size} bytes; {self._bytes} were written",
+                    f"{self._out} has {size} bytes; {self._bytes} were written",
                     hint="it was cut, or somebody else writes there; stop the export before the file is moved away",
                 )
             write_all(self._descriptor, data)
             os.fdatasync(self._descriptor)
         except OSError as error:
-            raise OperationError(f"{self._path}: {error.strerror}", hint="the next start goes on from here") from error
+            raise OperationError(f"{self._out}: {error.strerror}", hint="the next start goes on from here") from error
         self._bytes += len(data)
-        self._safe = (after, self._bytes)
 
-    def safe(self) -> tuple[Place, int]:
-        """(place up to which nothing needs to be handed on again, length of the file)."""
-        return self._safe
-
-    def finish(self) -> None:
-        os.close(self._descriptor)
-
-
-# ---- the pump ------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Export:
-    """Exports one log to one file.
-
-    Attributes:
-        position_path: where the position is kept.
-        target: see `Position`.
-        wait: called when there is nothing more to read; False ends the export. None: do not wait at all.
-        stopped: asked before each batch; True ends the export.
-    """
-
-    reader: LogReader
-    sink: FileSink
-    product_version: str
-    position_path: Path
-    target: str
-    wait: Callable[[], bool] | None = None
-    stopped: Callable[[], bool] = lambda: False
-    batch_records: int = BATCH_RECORDS
-    records: int = 0
-
-    def run(self) -> None:
-        """Export records until there is nothing more, `wait` or `stopped` says so, or the log does not verify.
-
-        Raises:
-            VerificationError: see `LogReader.read`; everything before was handed on and the position says so.
-            OperationError: the file or the position file cannot be written.
-        """
-        saved = self._save(None)  # before the first byte: what a kill leaves behind is then known to be ours
-        try:
-            self._pump(saved)
-        except BaseException:
-            with contextlib.suppress(FedSiloError):  # what ended it is what counts
-                self.sink.finish()
-            self._save(None)
-            raise
-        try:
-            self.sink.finish()
-        finally:
-            self._save(None)
-
-    def _pump(self, saved: tuple[Place, int]) -> None:
-        while not self.stopped():
-            batch = self.reader.read(self.batch_records)
-            if batch:
-                lines = [self._line(record, after) for _, record, after in batch]
-                self.sink.deliver(lines, batch[-1][2])
-                self.records += len(batch)
-            saved = self._save(saved)
-            if not batch and (self.wait is None or not self.wait()):
-                return
-
-    def _line(self, record: dict[str, Any], after: Place) -> str:
-        return export_line(chosen(record, after.previous, self.reader.origin), self.product_version)
-
-    def _save(self, saved: tuple[Place, int] | None) -> tuple[Place, int]:
-        safe = self.sink.safe()
-        if safe != saved:
-            Position(self.reader.key, self.target, *safe, self.product_version).save(self.position_path)
-        return safe
+    def _save(self) -> None:
+        place = Position(self._reader.key, self._target, self._reader.place, self._bytes, self._version)
+        place.save(self._position_path)

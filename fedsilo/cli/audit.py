@@ -182,35 +182,22 @@ def _stream(folder: Path, to: Path, position_path: Path, *, first: int, follow: 
     import threading
 
     import fedsilo
-    from fedsilo.audit.export import Export, FileSink, lines_after, read_position
-    from fedsilo.audit.reader import LogReader, log_key_of
+    from fedsilo.audit.export import Export
     from fedsilo.files.durable import lock_exclusively
 
     stop = threading.Event()
     target = f"{_FORMAT} {to.absolute()}"
     with lock_exclusively(position_path.with_name(f"{position_path.name}.lock")):
-        found = read_position(position_path, log=log_key_of(folder)[0], target=target)
-        reader = LogReader(folder, found.place if found else None, first=first)
-        following = lines_after(folder, found.place, found.product_version or fedsilo.__version__) if found else ()
-        sink = FileSink(to, found, reader.place, following)
+        work = Export(folder, to, position_path, target=target, product_version=fedsilo.__version__, first=first)
         if follow:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
-        work = Export(
-            reader,
-            sink,
-            fedsilo.__version__,
-            position_path,
-            target,
-            wait=(lambda: not stop.wait(_POLL_SECONDS)) if follow else None,
-            stopped=stop.is_set,
-        )
-        work.run()
+        work.run((lambda: not stop.wait(_POLL_SECONDS)) if follow else None, stop.is_set)
     return {
         "to": str(to),
         "format": _FORMAT,
         "records": work.records,
-        "next": reader.place.seq,
+        "next": work.next,
         "position": str(position_path),
     }
 

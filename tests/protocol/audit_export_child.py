@@ -10,8 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from fedsilo.audit.export import Export, FileSink, lines_after, read_position
-from fedsilo.audit.reader import LogReader
+from fedsilo.audit.export import Export
 
 
 def main(log: Path, out: Path, fatal_call: int, how: str) -> None:
@@ -40,12 +39,7 @@ def main(log: Path, out: Path, fatal_call: int, how: str) -> None:
 def export_all(log: Path, out: Path, batch_records: int = 1) -> int:
     """What `fedsilo audit export --to` does, without its command line."""
     position_path = out.with_name(f"{out.name}.position")
-    reader = LogReader(log)
-    position = read_position(position_path, log=reader.key, target="jsonl")
-    reader = LogReader(log, position.place if position else None)
-    following = lines_after(log, position.place, position.product_version) if position else ()
-    sink = FileSink(out, position, reader.place, following)
-    work = Export(reader, sink, "0.1.0", position_path, "jsonl", batch_records=batch_records)
+    work = Export(log, out, position_path, target="jsonl", product_version="0.1.0", batch_records=batch_records)
     work.run()
     return work.records
 

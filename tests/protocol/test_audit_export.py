@@ -19,7 +19,6 @@ from fedsilo.audit.export import (
     LINE_BYTES_MAX,
     WITHHELD,
     Export,
-    FileSink,
     Position,
     chosen,
     export_line,
@@ -128,9 +127,8 @@ def test_follows_a_growing_log_over_its_segments(tmp_path: Path) -> None:
             append_send(log, sequence)
             return True
 
-        reader = LogReader(tmp_path / "log")
-        work = Export(reader, FileSink(out, None, reader.place), "0.1.0", tmp_path / "p", "t", wait=grow)
-        work.run()
+        work = Export(tmp_path / "log", out, tmp_path / "p", target="t", product_version="0.1.0")
+        work.run(grow)
         assert len(list((tmp_path / "log").glob("*.jsonl"))) > 3
         assert numbers(out) == list(range(log.size)) and work.records == log.size
         leaves = [hashlib.sha256(b"\x00" + line).hexdigest() for line in raw_lines(tmp_path / "log")]
@@ -258,7 +256,7 @@ def test_a_file_that_is_not_as_it_was_left(tmp_path: Path) -> None:
     out, foreign = tmp_path / "out", tmp_path / "foreign"
     foreign.write_text("something else\n")
     with pytest.raises(ConflictError, match="no position file says"):
-        FileSink(foreign, None, Place())
+        Export(tmp_path / "log", foreign, tmp_path / "p", target="t", product_version="0.1.0")
     export_all(tmp_path / "log", out)
     size = out.stat().st_size
     os.truncate(out, size - 1)
@@ -511,9 +509,7 @@ def test_T39_a_file_that_grows_or_shrinks_by_another_hand_ends_a_running_export(
             append_send(log, 2)
             return log.size < 6
 
-        reader = LogReader(tmp_path / "log")
-        sink = FileSink(out, None, reader.place)
-        work = Export(reader, sink, "0.1.0", tmp_path / "position", "t", wait=interfere)
+        work = Export(tmp_path / "log", out, tmp_path / "position", target="t", product_version="0.1.0")
         with pytest.raises(ConflictError, match="were written"):
-            work.run()
+            work.run(interfere)
         assert work.records == 2
