@@ -32,11 +32,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedsilo.audit.checkpoint import Checkpoint, VerifierKey, cosigner_key, log_key, open_checkpoint, sign_checkpoint
 from fedsilo.audit.index import remove_index
-from fedsilo.audit.merkle import HASH_BYTES, MerkleTree, leaf_hash
+from fedsilo.audit.merkle import MerkleTree, leaf_hash
 from fedsilo.audit.polls import ARRIVED, closing_after_crash, messages_of, permitted_by
-from fedsilo.audit.reader import read_note, read_records, segment_lines
+from fedsilo.audit.reader import read_lines, read_note, read_records, reduced_leaves, segment_lines
 from fedsilo.audit.record import CLOCK_ACCEPTED, NO_PREVIOUS, SALT_BYTES, Record, link_of, parse_record, record_line
-from fedsilo.audit.segments import RESERVE_BYTES, SegmentWriter, packed_leaves, reduced_segments, segments
+from fedsilo.audit.segments import RESERVE_BYTES, SegmentWriter, segments
 from fedsilo.audit.segments import LogFullError as LogFullError
 from fedsilo.audit.segments import LogLostError as LogLostError
 from fedsilo.audit.witness import Witnessed, store_note
@@ -428,8 +428,9 @@ def load(directory: Path, key: VerifierKey) -> LoadedLog:
         VerificationError: a record is damaged or missing, or the log is not what its newest checkpoint says.
     """
     state = LoadedLog()
-    for first, path in reduced_segments(directory):
-        _take_hashes(state, first, path)
+    for leaf in reduced_leaves(directory):
+        state.tree.append(leaf)
+        state.previous = leaf.hex()
     files = segments(directory)
     for position, (first, path) in enumerate(files):
         if first != state.tree.size:
@@ -448,15 +449,6 @@ def _decision_of(outcome: Record, decisions: Mapping[int, Record]) -> int | None
         return None
     key = outcome.run, outcome.kind, outcome.sequence
     return next((seq for seq, item in decisions.items() if (item.run, item.kind, item.sequence) == key), None)
-
-
-def _take_hashes(state: LoadedLog, first: int, path: Path) -> None:
-    packed = packed_leaves(path)
-    if first != state.tree.size:
-        raise VerificationError(f"{path} does not follow record {state.tree.size - 1}")
-    for start in range(0, len(packed), HASH_BYTES):
-        state.tree.append(packed[start : start + HASH_BYTES])
-    state.previous = packed[-HASH_BYTES:].hex()
 
 
 def _read_segment(state: LoadedLog, path: Path, *, last: bool) -> None:
@@ -542,14 +534,14 @@ class LogCheck:
         directory: the log's folder.
         key: that its checkpoints are signed with.
         size: records to check, from the first on.
-        told: called with the number of records that are checked, again and again.
+        progress: called with the number of records that are checked, again and again.
     """
 
-    def __init__(self, directory: Path, key: VerifierKey, size: int, told: Callable[[int], None]) -> None:
+    def __init__(self, directory: Path, key: VerifierKey, size: int, progress: Callable[[int], None]) -> None:
         self._directory = directory
         self._key = key
         self._size = size
-        self._told = told
+        self._progress = progress
         self._tree = MerkleTree()
         self._previous = NO_PREVIOUS
         self._sound = 0  # records that a checkpoint bears out
@@ -558,7 +550,9 @@ class LogCheck:
         """Check the log; return None if everything holds. Raises OSError: the folder cannot be read."""
         try:
             notes = self._notes()
-            self._reduced(notes)
+            for leaf in reduced_leaves(self._directory):
+                self._add(leaf, notes)
+                self._previous = leaf.hex()
             self._records(notes)
         except _BrokenError as error:
             return Broken(*error.args)
@@ -578,35 +572,20 @@ class LogCheck:
             roots[checkpoint.size] = checkpoint.root
         return roots
 
-    def _reduced(self, notes: dict[int, bytes]) -> None:
-        for first, path in reduced_segments(self._directory):
-            if first != self._tree.size:
-                raise _BrokenError(self._tree.size, f"{path.name} does not follow record {self._tree.size - 1}")
-            packed = packed_leaves(path)
-            for start in range(0, len(packed), HASH_BYTES):
-                self._add(packed[start : start + HASH_BYTES], notes)
-            self._previous = packed[-HASH_BYTES:].hex()
-
     def _records(self, notes: dict[int, bytes]) -> None:
-        self._told(self._tree.size)
-        for number, line in self._lines():
+        self._progress(self._tree.size)
+        for number, line in read_lines(self._directory):
+            if number >= self._size:
+                break
             if number != (at := self._tree.size):
                 raise _BrokenError(at, f"records {at} to {number - 1} are gone")
             self._line(number, line)
             self._add(leaf_hash(line), notes)
             if (number + 1) % BLOCK_RECORDS == 0:
-                self._told(number + 1)
+                self._progress(number + 1)
         if (at := self._tree.size) < self._size:
             raise _BrokenError(at, f"record {at} and what follows it are gone")
-        self._told(at)
-
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """The lines on disk, up to the size that is checked, whatever lacks between them."""
-        for first, path in segments(self._directory):
-            for number, line, _ in segment_lines(path, first):
-                if number >= self._size:
-                    return
-                yield number, line
+        self._progress(at)
 
     def _line(self, number: int, line: bytes) -> None:
         try:

@@ -24,10 +24,7 @@ from fedsilo.audit.checkpoint import VerifierKey, parse_verifier_key
 from fedsilo.audit.merkle import HASH_BYTES, leaf_hash
 from fedsilo.audit.record import LINE_BYTES_MAX, NO_PREVIOUS, Record, link_of, parse_record
 from fedsilo.audit.segments import packed_leaves, reduced_segments, segments
-from fedsilo.protocol.errors import (
-    NotFoundError,
-    VerificationError,
-)
+from fedsilo.protocol.errors import NotFoundError, VerificationError
 
 
 def leaf_hashes(directory: Path) -> Iterator[bytes]:
@@ -38,17 +35,31 @@ def leaf_hashes(directory: Path) -> Iterator[bytes]:
         VerificationError: a segment, or leaf hashes, are missing in between or damaged.
     """
     size = 0
-    for first, path in reduced_segments(directory):
-        packed = packed_leaves(path)
-        if first != size:
-            raise VerificationError(f"{path} stands in the place of record {size}")
-        yield from (packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))
-        size += len(packed) // HASH_BYTES
+    for leaf in reduced_leaves(directory):
+        yield leaf
+        size += 1
     for number, line in read_lines(directory):
         if number != size:
-            raise VerificationError(f"{directory}: record {number} stands in the place of record {size}")
+            raise _gone(directory, size, number)
         yield leaf_hash(line)
         size += 1
+
+
+def reduced_leaves(directory: Path) -> Iterator[bytes]:
+    """The leaf hash of every record that retention removed. Raises VerificationError: as `leaf_hashes`."""
+    size = 0
+    for first, path in reduced_segments(directory):
+        if first != size:
+            raise _gone(directory, size, first)
+        packed = packed_leaves(path)
+        yield from (packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))
+        size += len(packed) // HASH_BYTES
+
+
+def _gone(directory: Path, awaited: int, found: int) -> VerificationError:
+    if found < awaited:
+        return VerificationError(f"{directory}: record {found} stands there twice")
+    return VerificationError(f"{directory}: records {awaited} to {found - 1} are gone")
 
 
 def removed_leaf(directory: Path, seq: int) -> str:
@@ -99,17 +110,25 @@ def read_lines(directory: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
         NotFoundError: no such log.
         VerificationError: a segment is missing in between, or a line is longer than any record.
     """
-    files = segments(directory)
-    for position, (first, path) in enumerate(files):
-        following = files[position + 1][0] if position + 1 < len(files) else None
+    return ((number, line) for number, line, _ in _lines_from(directory, start))
+
+
+_Spot = tuple[int, int, int]  # first record of a segment; number of a record in it, and the byte where it begins
+
+
+def _lines_from(directory: Path, start: int, spot: _Spot = (-1, 0, 0)) -> Iterator[tuple[int, bytes, _Spot]]:
+    """Lines as `read_lines`, each with the spot behind it. spot: no later than `start`, so that less is read."""
+    files = segments(directory)  # before any is read: what a segment follows is complete
+    for (first, path), following in zip(files, [*(number for number, _ in files[1:]), None], strict=False):
         if following is not None and following <= start:
             continue
-        number = first - 1
-        for number, line, _ in segment_lines(path, first):
-            if number >= start:
-                yield number, line
-        if following is not None and number + 1 != following:
-            raise VerificationError(f"{path} ends before record {number + 1}; the next segment starts at {following}")
+        number, begin = spot[1:] if spot[0] == first else (first, 0)
+        for seq, line, end in segment_lines(path, number, begin):
+            number = seq + 1
+            if seq >= start:
+                yield seq, line, (first, number, end)
+        if following is not None and number != following:
+            raise _gone(directory, number, following)
 
 
 def read_records(directory: Path, start: int = 0) -> Iterator[dict[str, Any]]:
@@ -222,8 +241,7 @@ class LogReader:
         self.place = self._place_of(first) if place is None else place
         if place is not None:
             self._check_behind()
-        self._segment: Path | None = None
-        self._offset = 0
+        self._spot: _Spot = (-1, 0, 0)
 
     def read(self, records_max: int = BATCH_RECORDS) -> list[tuple[bytes, dict[str, Any], Place]]:
         """(line, record, place behind it) of complete records from the place on; empty where there are none yet.
@@ -234,57 +252,18 @@ class LogReader:
         """
         records: list[tuple[bytes, dict[str, Any], Place]] = []
         try:
-            while len(records) < records_max and (self._segment is not None or self._find_segment()):
-                self._read_segment(records, records_max)
-                if len(records) < records_max and not self._go_to_next_segment():
+            for seq, line, spot in _lines_from(self._directory, self.place.seq, self._spot):
+                if seq != self.place.seq:
+                    raise _gone(self._directory, self.place.seq, seq)
+                record = self._checked(line)
+                self.place, self._spot = Place(seq + 1, link_of(line)), spot
+                records.append((line, record, self.place))
+                if len(records) == records_max:
                     break
         except VerificationError:
             if not records:
                 raise
         return records
-
-    def _read_segment(self, records: list[tuple[bytes, dict[str, Any], Place]], records_max: int) -> None:
-        """Take in the complete lines that this segment has by now."""
-        assert self._segment is not None  # noqa: S101 - the caller found one
-        for seq, line, offset in segment_lines(self._segment, self.place.seq, self._offset):
-            record = self._checked(line)
-            self.place, self._offset = Place(seq + 1, link_of(line)), offset
-            records.append((line, record, self.place))
-            if len(records) == records_max:
-                return
-
-    def _go_to_next_segment(self) -> bool:
-        """Return whether there is more to read: a segment that follows, or a line written while the folder was looked
-        at."""
-        assert self._segment is not None  # noqa: S101 - the caller found one
-        following = next((item for item in segments(self._directory) if item[1].name > self._segment.name), None)
-        if following is None:
-            return False
-        if following[0] == self.place.seq:
-            self._segment, self._offset = following[1], 0
-            return True
-        if next(segment_lines(self._segment, self.place.seq, self._offset), None) is not None:
-            return True
-        raise VerificationError(
-            f"{self._segment} ends before record {self.place.seq}; the next segment starts at {following[0]}"
-        )
-
-    def _find_segment(self) -> bool:
-        """Open the segment that holds the place, and skip what is before it."""
-        files = segments(self._directory)
-        holding = [item for item in files if item[0] <= self.place.seq]
-        if not holding:
-            if files:
-                raise VerificationError(f"{self._directory}: records {self.place.seq} to {files[0][0] - 1} are gone")
-            return False
-        number, self._segment = holding[-1]
-        self._offset = 0
-        lines = segment_lines(self._segment, number)
-        while number < self.place.seq:
-            if (line := next(lines, None)) is None:
-                raise VerificationError(f"{self._directory} ends at record {number - 1}, before {self.place.seq}")
-            number, self._offset = line[0] + 1, line[2]
-        return True
 
     def _checked(self, line: bytes) -> dict[str, Any]:
         seq = self.place.seq
