@@ -31,13 +31,11 @@ from certs.identity import PeerIdentity
 from coordinator import store as db
 from fedsilo.audit.checkpoint import (
     Checkpoint,
-    Offer,
+    checkpoint_in,
     cosigned_at,
     cosigner_key,
     merge_signatures,
     only_signed_by,
-    parse_checkpoint,
-    parse_note,
 )
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.merkle import HASH_BYTES
@@ -142,10 +140,9 @@ class Relay:
         """Countersign what it sent of its own log. Returns and raises as `AuditLog.take`, but PeerError for a no."""
         try:
             self._audit.trust_peer(peer.spiffe_id, peer.signing_public_key)
-            offer = _offer_of(theirs)
-            self._compare_clocks(peer, offer.cosigned_note)
+            self._compare_clocks(peer, theirs.cosigned_note)
             return self._audit.take(
-                offer, peer.spiffe_id, growing=lambda checkpoint: self._steps.keep(peer.name, checkpoint.size, offer)
+                theirs, peer.spiffe_id, growing=lambda checkpoint: self._steps.keep(peer.name, checkpoint.size, theirs)
             )
         except VerificationError as error:
             if error.code == OWN_HISTORY_LOST:
@@ -157,7 +154,7 @@ class Relay:
 
     def _compare_clocks(self, peer: PeerIdentity, note: str) -> None:
         """What of our log the silo countersigned in the last exchange says what its clock showed then (T41)."""
-        if not note or parse_checkpoint(parse_note(note).text).size != self._handed.pop(peer.name, None):
+        if not note or checkpoint_in(note).size != self._handed.pop(peer.name, None):
             return
         if (ahead := self._audit.clock_of(peer.spiffe_id, note)) is None:
             return
@@ -169,23 +166,17 @@ class Relay:
         self, session: Session, peer: PeerIdentity, theirs: pb.Checkpoint, taken: Checkpoint | None
     ) -> pb.Checkpoint:
         """The second half of `exchange`. taken: of the first one, `take_in`."""
-        ours = self._audit.offer(peer.spiffe_id)
+        answer = self._audit.offer(peer.spiffe_id)
         self._handed[peer.name] = self._audit.offered_size
         self.contradicting.discard(peer.spiffe_id)
         others = tuple(silo for silo in self._silos if silo != peer.name)
         self.waiting.discard(peer.name)
-        if taken is not None and _keep_step(session, self._steps, peer, _offer_of(theirs), taken.size):
+        if taken is not None and _keep_step(session, self._steps, peer, theirs, taken.size):
             self.waiting |= set(others)
         owners = _keep_cosignatures(session, peer, theirs.countersigned, others)
         self.waiting |= owners
         _prune(session, owners)
-        answer = pb.Checkpoint(
-            note=ours.note,
-            previous_size=ours.previous_size,
-            consistency=ours.consistency,
-            cosigned_note=ours.cosigned_note,
-            countersigned=_for_owner(session, peer.name),
-        )
+        answer.countersigned.extend(_for_owner(session, peer.name))
         while answer.ByteSize() > ANSWER_BYTES_MAX and answer.countersigned:
             del answer.countersigned[0]  # of the oldest checkpoint; witnesses countersign a later one, too
         for silo, seen in _news_for(session, peer.name, others):
@@ -205,18 +196,14 @@ class Relay:
 
     def _lead(self, owner: str, shown: pb.PeerLog) -> None:
         """Put those steps before the newest one that lead there."""
-        size = parse_checkpoint(parse_note(shown.steps[-1].note).text).size
+        size = checkpoint_in(shown.steps[-1].note).size
         steps = self._steps.leading_to(owner, size, since=lambda _size: False, most=STEPS_MAX)
         if steps:
             del shown.steps[:]
             shown.steps.extend(step for _, step in steps)
 
 
-def _offer_of(theirs: pb.Checkpoint) -> Offer:
-    return Offer(theirs.note, theirs.previous_size, tuple(theirs.consistency), theirs.cosigned_note)
-
-
-def _keep_step(session: Session, steps: ShownSteps, peer: PeerIdentity, offer: Offer, size: int) -> bool:
+def _keep_step(session: Session, steps: ShownSteps, peer: PeerIdentity, offer: pb.Checkpoint, size: int) -> bool:
     """Add a checkpoint that was countersigned to its silo's chain; whether it was not in it."""
     session.merge(db.ShownCertificate(silo=peer.name, pem=peer.certificate_pem.decode("ascii")))
 
@@ -231,8 +218,7 @@ def _keep_step(session: Session, steps: ShownSteps, peer: PeerIdentity, offer: O
     if is_known(size):
         return False
     own = db.ShownCheckpoint.silo == peer.name
-    offered = pb.LogStep(note=offer.note, previous_size=offer.previous_size, consistency=offer.consistency)
-    lacking = steps.leading_to(peer.name, size, since=is_known) or [(size, offered)]
+    lacking = steps.leading_to(peer.name, size, since=is_known) or [(size, _step_of(offer))]
     if chain.steps and chain.newest != lacking[0][1].previous_size:
         # Across a hole there is no proof, so the chain begins behind it. Nobody needs what is before: steps are removed
         # once all have gone on.
@@ -273,7 +259,7 @@ def _keep_cosignatures(
     parsed = list[tuple[str, Checkpoint, str]]()
     for text in texts:
         with _worth_nothing_is_told(witness):
-            checkpoint = parse_checkpoint(parse_note(text).text)
+            checkpoint = checkpoint_in(text)
             parsed.append((origins.get(checkpoint.origin, ""), checkpoint, text))
     if not parsed:
         return set()
@@ -354,6 +340,10 @@ def _hashes(packed: bytes) -> list[bytes]:
     return [packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES)]
 
 
+def _step_of(offer: pb.Checkpoint) -> pb.LogStep:
+    return pb.LogStep(note=offer.note, previous_size=offer.previous_size, consistency=offer.consistency)
+
+
 # ---- steps on disk -----------------------------------------------------------------------------------------------
 
 FOLDER = "shown"
@@ -370,7 +360,7 @@ class ShownSteps:
     def __init__(self, audit_folder: Path) -> None:
         self._folder = audit_folder / FOLDER
 
-    def keep(self, silo: str, size: int, offer: Offer) -> None:
+    def keep(self, silo: str, size: int, offer: pb.Checkpoint) -> None:
         """Store the step to a silo's checkpoint of `size` records, durably.
 
         Raises:
@@ -384,8 +374,7 @@ class ShownSteps:
                     fsync_directory(above)
             except OSError as error:
                 raise OperationError(f"cannot create {folder}: {error.strerror}") from error
-        step = pb.LogStep(note=offer.note, previous_size=offer.previous_size, consistency=offer.consistency)
-        store_note(folder / f"{size:012d}.step", step.SerializeToString(deterministic=True))
+        store_note(folder / f"{size:012d}.step", _step_of(offer).SerializeToString(deterministic=True))
 
     def leading_to(
         self, silo: str, size: int, *, since: Callable[[int], bool], most: int | None = None

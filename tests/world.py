@@ -29,7 +29,6 @@ from certs.commands import BESIDE, VerifiedCommand
 from certs.identity import PeerIdentity
 from coordinator import outbox
 from coordinator import store as db
-from fedsilo.audit.checkpoint import Offer
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.reader import read_lines
 from fedsilo.control.answers import Comparison, HeldRelease, to_json
@@ -386,11 +385,8 @@ class Coordinator(MemoryChannel):
 
 def countersigned(log: AuditLog, shown: pb.Checkpoint) -> pb.Checkpoint:
     """What a coordinator with this log answers."""
-    log.take(Offer(shown.note, shown.previous_size, tuple(shown.consistency), shown.cosigned_note), setting.SILO)
-    ours = log.offer(setting.SILO)
-    return pb.Checkpoint(
-        note=ours.note, previous_size=ours.previous_size, consistency=ours.consistency, cosigned_note=ours.cosigned_note
-    )
+    log.take(shown, setting.SILO)
+    return log.offer(setting.SILO)
 
 
 @dataclass
@@ -548,7 +544,7 @@ class Loop:
             bench.audit.take(self._offer(bench), setting.COORDINATOR)  # as joining does
         self.guard._take_up()
 
-    def _offer(self, bench: Bench) -> Offer:
+    def _offer(self, bench: Bench) -> pb.Checkpoint:
         log = self.coordinator.log
         assert log is not None
         log.take(bench.audit.offer(setting.COORDINATOR), setting.SILO)

@@ -10,7 +10,7 @@ countersigns another's (threat T38).
 A checkpoint here has no extension lines: what is not specified is refused.
 
 A witness countersigns a checkpoint only if the log's key signed it and an RFC 6962 proof shows that the log only
-grew since the checkpoint this witness countersigned before. Its memory is one tree head per log; the caller makes
+grew since the checkpoint this witness countersigned before. Its memory is one checkpoint per log; the caller makes
 the new one durable *before* it hands the cosignature out. From then on the log's owner cannot show anybody who asks
 this witness a history in which those records are missing or different.
 
@@ -198,6 +198,11 @@ def parse_checkpoint(text: str) -> Checkpoint:
     return checkpoint
 
 
+def checkpoint_in(note: str) -> Checkpoint:
+    """The checkpoint in a note; no signature is checked. Raises VerificationError: malformed."""
+    return parse_checkpoint(parse_note(note).text)
+
+
 def sign_checkpoint(checkpoint: Checkpoint, key: Ed25519PrivateKey) -> str:
     return sign_note(checkpoint.text, checkpoint.origin, key)
 
@@ -279,35 +284,8 @@ def _cosigned_bytes(text: str, time_seconds: int) -> bytes:
 PROOF_HASHES_MAX = 128
 
 
-@dataclass(frozen=True)
-class TreeHead:
-    """The size and root of a log that a witness remembers."""
-
-    size: int
-    root: bytes
-
-
-@dataclass(frozen=True)
-class Offer:
-    """The content of a `control.checkpoint` (the fields of wire message Checkpoint)."""
-
-    note: str  # the sender's latest checkpoint
-    previous_size: int  # the size at which, as far as the sender knows, the receiver countersigned last; 0 for never
-    consistency: tuple[bytes, ...]  # proof previous_size -> size of note
-    cosigned_note: str  # the receiver's latest note the sender knows, with the sender's cosignature; or empty
-
-
-@dataclass(frozen=True)
-class LogStep:
-    """A checkpoint of a log as its owner showed it to the relay (the fields of wire message LogStep)."""
-
-    note: str
-    previous_size: int  # of the checkpoint that the owner showed before; 0 for the first
-    consistency: tuple[bytes, ...]  # proof previous_size -> size of note
-
-
 def judge(
-    previous: TreeHead | None, note: str, proof: Sequence[bytes], *, origin: str, public_key: Ed25519PublicKey
+    previous: Checkpoint | None, note: str, proof: Sequence[bytes], *, origin: str, public_key: Ed25519PublicKey
 ) -> Checkpoint:
     """The checkpoint to countersign and to remember.
 

@@ -35,7 +35,7 @@ from certs.encoding import PARSE_ERRORS, TrustRoot, certificate_fingerprint, rea
 from certs.identity import named_in, site_member
 from certs.names import SpiffeId, parse_spiffe_id
 from fedsilo.audit.audit_verify import LogResult
-from fedsilo.audit.checkpoint import COSIGNATURE_V1, VerifierKey, cosigned_at, parse_checkpoint
+from fedsilo.audit.checkpoint import COSIGNATURE_V1, VerifierKey, checkpoint_in, cosigned_at
 from fedsilo.audit.reader import keys_in, read_note, typed_records
 from fedsilo.audit.record import Record, shown_digest
 from fedsilo.protocol.codec import canonical_json, sha256_hex
@@ -294,7 +294,7 @@ def _cosignatures(folder: Path, keys: Iterable[VerifierKey]) -> Iterator[tuple[i
             with contextlib.suppress(VerificationError, OSError, ValueError):
                 text = read_note(path)
                 if (time := cosigned_at(text, key)) is not None:
-                    yield parse_checkpoint(text.partition("\n\n")[0] + "\n").size, time
+                    yield checkpoint_in(text).size, time
 
 
 def _interrupted(record: Record) -> bool:

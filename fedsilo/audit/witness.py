@@ -23,10 +23,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedsilo.audit.checkpoint import (
     Checkpoint,
-    LogStep,
-    Offer,
-    TreeHead,
     VerifierKey,
+    checkpoint_in,
     cosign,
     cosigned_at,
     cosigner_key,
@@ -35,14 +33,13 @@ from fedsilo.audit.checkpoint import (
     merge_signatures,
     only_signed_by,
     open_checkpoint,
-    parse_checkpoint,
-    parse_note,
     parse_verifier_key,
 )
 from fedsilo.audit.merkle import MerkleTree
 from fedsilo.audit.reader import read_note
 from fedsilo.audit.segments import LogFullError, file_stem
 from fedsilo.files.durable import DiskFullError, write_durably
+from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, VerificationError
 
 OWN_HISTORY_LOST = "OWN_HISTORY_LOST"  # code: others countersigned records that our own log does not have
@@ -162,7 +159,7 @@ class Witnessed(ABC):
 
     # ---- exchange ----------------------------------------------------------------------------------------
 
-    def offer(self, peer: str, previous_size: int | None = None, *, same: bool = False) -> Offer:
+    def offer(self, peer: str, previous_size: int | None = None, *, same: bool = False) -> pb.Checkpoint:
         """Our newest checkpoint, the proof from the one `peer` countersigned last, and its own with our cosignature.
 
         Args:
@@ -176,18 +173,19 @@ class Witnessed(ABC):
         """
         with self._mutex:
             self._offered = self._offered if same and self._offered else self.checkpoint()
-            size = parse_checkpoint(parse_note(self._offered).text).size
+            size = checkpoint_in(self._offered).size
             previous = self._cosigned_size(peer) if previous_size is None else min(previous_size, size)
             witnessed = self._witnessed_path(peer)
             cosigned = read_note(witnessed) if witnessed.exists() else ""
             own = only_signed_by(self._offered, [self._log_key])  # who else countersigned is not the peer's business
-            return Offer(own, previous, tuple(self._tree.consistency(previous, size)), cosigned)
+            proof = self._tree.consistency(previous, size)
+            return pb.Checkpoint(note=own, previous_size=previous, consistency=proof, cosigned_note=cosigned)
 
     @property
     def offered_size(self) -> int:
         """Size of the checkpoint that was shown last; 0 before the first."""
         with self._mutex:
-            return parse_checkpoint(parse_note(self._offered).text).size if self._offered else 0
+            return checkpoint_in(self._offered).size if self._offered else 0
 
     def was_offered(self, size: int) -> None:
         """After a restart: the checkpoint of that size was shown last."""
@@ -196,7 +194,7 @@ class Witnessed(ABC):
                 self._offered = read_note(path)
 
     def take(
-        self, offer: Offer, peer: str, *, growing: Callable[[Checkpoint], object] = lambda _checkpoint: None
+        self, offer: pb.Checkpoint, peer: str, *, growing: Callable[[Checkpoint], object] = lambda _checkpoint: None
     ) -> Checkpoint | None:
         """Take in what `peer` sent: its cosignature of our log, then its checkpoint, which we countersign, durably.
 
@@ -258,7 +256,7 @@ class Witnessed(ABC):
 
     # ---- relay -------------------------------------------------------------------------------------------
 
-    def follow(self, peer: str, steps: Sequence[LogStep]) -> str:
+    def follow(self, peer: str, steps: Sequence[pb.LogStep]) -> str:
         """Countersign the newest of a pinned party's checkpoints that the steps prove to extend the remembered one.
 
         At the first contact nothing is remembered, and the newest one is taken as it is.
@@ -281,11 +279,10 @@ class Witnessed(ABC):
                 if head is not None and (seen.size <= head.size or step.previous_size != head.size):
                     continue  # an old one, or one that begins elsewhere: it proves nothing about what is remembered
                 proof = () if head is None else step.consistency
-                checkpoint = judge(head, step.note, proof, origin=peer, public_key=public_key)
-                head, newest = TreeHead(checkpoint.size, checkpoint.root), step.note
+                head, newest = judge(head, step.note, proof, origin=peer, public_key=public_key), step.note
             return self._countersign(newest, peer, public_key) if newest and head != remembered else ""
 
-    def _two_histories(self, peer: str, note: str, seen: Checkpoint, remembered: TreeHead) -> TwoHistories:
+    def _two_histories(self, peer: str, note: str, seen: Checkpoint, remembered: Checkpoint) -> TwoHistories:
         evidence = self.directory / "evidence"
         name = f"{file_stem(peer)}-{seen.size}-{hashlib.sha256(note.encode()).hexdigest()[:16]}.note"
         evidence.mkdir(mode=0o700, exist_ok=True)
@@ -347,15 +344,14 @@ class Witnessed(ABC):
         with self._mutex:
             return sum(self.knows(name) and self._cosigned_size(name) >= size for name in among)
 
-    def _remembered(self, peer: str) -> TreeHead | None:
+    def _remembered(self, peer: str) -> Checkpoint | None:
         path = self._witnessed_path(peer)
         if not path.exists():
             return None
         text = read_note(path)
         if cosigned_at(text, self._cosigner_key) is None:
             raise VerificationError(f"{path} does not carry this party's cosignature")
-        checkpoint = parse_checkpoint(parse_note(text).text)
-        return TreeHead(checkpoint.size, checkpoint.root)
+        return checkpoint_in(text)
 
     def _cosigned_size(self, peer: str) -> int:
         """The largest size at which `peer` countersigned, found once by reading the notes newest first."""

@@ -26,7 +26,7 @@ from markupsafe import Markup
 
 from certs.names import parse_spiffe_id
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.checkpoint import LOG_SIGNATURE, parse_checkpoint, parse_note, parse_verifier_key
+from fedsilo.audit.checkpoint import LOG_SIGNATURE, checkpoint_in, parse_verifier_key
 from fedsilo.audit.consistency import check_consistency
 from fedsilo.audit.export import WITHHELD
 from fedsilo.audit.notes import check_notes, note_of
@@ -252,7 +252,7 @@ def _witnessed(log: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted((log / "witnessed").glob("*.note")):
         try:
-            checkpoint = parse_checkpoint(parse_note(read_note(path)).text)
+            checkpoint = checkpoint_in(read_note(path))
         except FedSiloError:
             continue  # named as a problem by the verification
         found.append({"origin": checkpoint.origin, "size": checkpoint.size})

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from fedsilo.audit.checkpoint import cosigned_at, cosigner_key, parse_checkpoint, parse_note, parse_verifier_key
+from fedsilo.audit.checkpoint import checkpoint_in, cosigned_at, cosigner_key, parse_note, parse_verifier_key
 from fedsilo.audit.index import DECISION_EVENTS, HOLD_ENDS, LogIndex, parsed
 from fedsilo.audit.log import AuditLog, LogCheck
 from fedsilo.audit.reader import LOOK_RECORDS, line_filter, read_note, record_at
@@ -160,7 +160,7 @@ class AuditView:
         newest = sorted((self._audit.directory / "checkpoints").glob("*.note"), reverse=True)[:NOTES_LOOKED_AT]
         for path in newest:
             note = read_note(path)
-            size, names = parse_checkpoint(parse_note(note).text).size, self._cosigners(note)
+            size, names = checkpoint_in(note).size, self._cosigners(note)
             if names or not shown.size:
                 shown = answers.SignedCheckpoint(size=size, time=self._time_of(size - 1), cosigned_by=names)
             if names:

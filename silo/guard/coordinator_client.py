@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from certs.identity import peer_identity
-from fedsilo.audit.checkpoint import LogStep, Offer, cosigned_at, cosigner_key, parse_checkpoint, parse_note
+from fedsilo.audit.checkpoint import checkpoint_in, cosigned_at, cosigner_key
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.witness import OWN_HISTORY_LOST, TwoHistories
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -415,13 +415,7 @@ class Witnessing:
         Args:
             same: show the checkpoint that was shown last.
         """
-        offer = self._audit.offer(self.coordinator, same=same)
-        message = pb.Checkpoint(
-            note=offer.note,
-            previous_size=offer.previous_size,
-            consistency=offer.consistency,
-            cosigned_note=offer.cosigned_note,
-        )
+        message = self._audit.offer(self.coordinator, same=same)
         peers, self._said = frozenset(self.peers), set[str]()
         for peer, note in sorted(self._owed.items()):
             if peer in peers and message.ByteSize() + len(note.encode()) <= MESSAGE_BYTES_MAX:
@@ -436,8 +430,7 @@ class Witnessing:
             VerificationError: the coordinator's log lost or changed records, or somebody's cosignature shows that ours
                 did: then nothing may go on.
         """
-        offer = Offer(answer.note, answer.previous_size, tuple(answer.consistency), answer.cosigned_note)
-        self._audit.take(offer, self.coordinator)
+        self._audit.take(answer, self.coordinator)
         peers = frozenset(self.peers)  # what `message` said has arrived
         self._owed = {peer: note for peer, note in self._owed.items() if peer in peers and peer not in self._said}
         for shown in answer.peers:
@@ -449,22 +442,21 @@ class Witnessing:
         """UTC seconds at which the coordinator countersigned the checkpoint that it was just shown; None where it did
         not. Raises VerificationError: it is not its signature."""
         note = answer.cosigned_note
-        if not note or parse_checkpoint(parse_note(note).text).size != self._audit.offered_size:
+        if not note or checkpoint_in(note).size != self._audit.offered_size:
             return None
         return cosigned_at(note, cosigner_key(self.coordinator, self._audit.key_of(self.coordinator)))
 
     def _follow(self, shown: pb.PeerLog) -> None:
         peer = ""
         try:
-            steps = [LogStep(step.note, step.previous_size, tuple(step.consistency)) for step in shown.steps]
-            if not steps:
+            if not shown.steps:
                 return
-            peer = parse_checkpoint(parse_note(steps[-1].note).text).origin
+            peer = checkpoint_in(shown.steps[-1].note).origin
             if peer not in self.peers:
                 return  # a silo of the federation that this site does not deal with
             if not self._audit.knows(peer):
                 self._introduce(peer, shown.certificate_pem)
-            note = self._audit.follow(peer, steps)
+            note = self._audit.follow(peer, shown.steps)
             if note:
                 self._owed[peer] = note
         except TwoHistories as error:

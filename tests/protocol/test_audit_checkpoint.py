@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from fedsilo.audit import audit_verify
 from fedsilo.audit.checkpoint import (
     Checkpoint,
-    TreeHead,
     cosign,
     cosigned_at,
     cosigner_key,
@@ -167,18 +166,18 @@ def test_X06_any_changed_byte_of_a_note_is_refused_by_both_readers(place: int, c
 def test_T38_witness_accepts_growth_and_only_growth() -> None:
     tree, note = head(9)
     public = KEY.public_key()
-    previous = TreeHead(4, tree.root(4))
+    previous = Checkpoint(ORIGIN, 4, tree.root(4))
     assert judge(None, note, [], origin=ORIGIN, public_key=public).size == 9
     assert judge(previous, note, tree.consistency(4), origin=ORIGIN, public_key=public).root == tree.root()
-    assert judge(TreeHead(9, tree.root()), note, [], origin=ORIGIN, public_key=public).size == 9
+    assert judge(Checkpoint(ORIGIN, 9, tree.root()), note, [], origin=ORIGIN, public_key=public).size == 9
     with pytest.raises(VerificationError, match="dropped"):
-        judge(TreeHead(10, tree.root()), note, [], origin=ORIGIN, public_key=public)
+        judge(Checkpoint(ORIGIN, 10, tree.root()), note, [], origin=ORIGIN, public_key=public)
     _, fork = head(9, b"other")
     for bad_note, proof in ((fork, tree.consistency(4)), (note, tree.consistency(5)), (note, [])):
         with pytest.raises(VerificationError, match="does not extend"):
             judge(previous, bad_note, proof, origin=ORIGIN, public_key=public)
     with pytest.raises(VerificationError, match="does not extend"):
-        judge(TreeHead(9, tree.root()), fork, [], origin=ORIGIN, public_key=public)
+        judge(Checkpoint(ORIGIN, 9, tree.root()), fork, [], origin=ORIGIN, public_key=public)
     with pytest.raises(VerificationError):
         judge(None, note, [], origin=ORIGIN, public_key=WITNESS.public_key())
     with pytest.raises(VerificationError):

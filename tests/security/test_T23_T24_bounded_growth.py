@@ -19,7 +19,7 @@ from coordinator.driver import CONTRIBUTIONS
 from coordinator.witnessing import FOLDER, ShownSteps
 from fedsilo.audit import witness as audit_witness
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.checkpoint import Checkpoint, LogStep, Offer, sign_checkpoint
+from fedsilo.audit.checkpoint import Checkpoint, sign_checkpoint
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.record import RecordError
 from fedsilo.protocol import codec, rounds
@@ -265,7 +265,7 @@ def test_T38_a_chain_that_nobody_countersigns_is_bounded(tmp_path: Path, monkeyp
     house, (silo, other, *_) = federation(tmp_path)
     steps = ShownSteps(house.audit.directory)
     for size in range(1, 40):
-        offer = Offer(f"note {size}", size - 1, (), "")
+        offer = pb.Checkpoint(note=f"note {size}", previous_size=size - 1)
         with house.store.transaction() as session:
             for each in (silo, other) if size <= 3 else (silo,):
                 steps.keep(each.name, size, offer)
@@ -295,7 +295,7 @@ def test_T38_of_a_party_that_signs_any_number_of_histories_a_few_are_kept(tmp_pa
     def show(peer: str, root: bytes) -> str:
         note = sign_checkpoint(Checkpoint(peer, 9, root), keys[peer])
         try:
-            return "kept" if witness.follow(peer, [LogStep(note, 0, ())]) else ""
+            return "kept" if witness.follow(peer, [pb.LogStep(note=note)]) else ""
         except VerificationError as error:
             assert error.code == "TWO_HISTORIES"
             return error.hint

@@ -17,7 +17,6 @@ from coordinator import store as db
 from coordinator.backup import DATABASE, DUMP, MANIFEST, Kept, make_backup, restore_backup, take_out, verified_backup
 from coordinator.store import database_url
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.checkpoint import Offer
 from fedsilo.audit.log import AuditLog
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import sha256_hex
@@ -193,13 +192,9 @@ def test_T42_a_password_is_on_no_command_line(tmp_path: Path, monkeypatch: pytes
 
 def witness(silo: SimulatedSilo, log: AuditLog) -> Any:
     """What a guard does at its start, and between rounds."""
-    offer = log.offer(COORDINATOR)
-    shown = pb.Checkpoint(note=offer.note, previous_size=offer.previous_size, consistency=offer.consistency,
-                          cosigned_note=offer.cosigned_note)  # fmt: skip
-    answer = silo.say("control.checkpoint", shown)
+    answer = silo.say("control.checkpoint", log.offer(COORDINATOR))
     if isinstance(answer, pb.Checkpoint):
-        told = Offer(answer.note, answer.previous_size, tuple(answer.consistency), answer.cosigned_note)
-        log.take(told, COORDINATOR)
+        log.take(answer, COORDINATOR)
     return answer
 
 
