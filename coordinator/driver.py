@@ -50,7 +50,6 @@ from coordinator.aggregate import DriftNotes, l2_norm
 from coordinator.blobs import AnyPayload, Blobs, BytesPayload
 from coordinator.ingress import (
     SILENT_SECONDS,
-    Agreed,
     Arrived,
     Ingress,
     OpenPlace,
@@ -68,6 +67,7 @@ from fedsilo.audit import polls
 from fedsilo.audit.checkpoint import Checkpoint
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.polls import PollWindows
+from fedsilo.files.run_request import Agreed
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, PeerError, WireCode

@@ -21,6 +21,7 @@ from google.protobuf.message import Message as ProtobufMessage
 from certs.identity import PeerIdentity
 from coordinator.aggregate import LazyTensors, read_factors
 from coordinator.blobs import AnyPayload, whole
+from fedsilo.files.run_request import Agreed
 from fedsilo.grading.answers import AnswerGrading
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -29,7 +30,7 @@ from fedsilo.protocol.errors import PeerError, WireCode
 from fedsilo.protocol.isolation import ISOLATION_LEVELS
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
 from fedsilo.protocol.place import Place
-from fedsilo.protocol.plan import Plan, SiloModel
+from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.services import PROTOCOL_VERSION
 from fedsilo.protocol.text import harmless
 from policies import engine, screens
@@ -41,28 +42,6 @@ from policies.schema import LoraSchema
 ROLES = frozenset({"member", "lead"})
 SILENT_SECONDS = 120.0  # a silo that is up sends a poll or a heartbeat at least every half minute
 TEXT_CHARACTERS_MAX = 64  # a hash in hex; nothing in hello is longer
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """The files and settings that every silo must share; hashes are lower-case hex SHA-256."""
-
-    base_model_sha256: str
-    tokenizer_sha256: str
-    template_sha256: str
-    load: str
-    mixed_base: str
-    lora_schema_sha256: str
-    public_set_sha256: str
-    held_out_sha256: str
-    own_verifiers_sha256: str = ""  # empty: no site brings a verifier of its own
-    mixed_verifiers: str = "refuse"
-    models: Mapping[str, SiloModel] = field(default_factory=dict)  # of silos that have another
-
-    def of(self, silo: str) -> Agreed:
-        """Return what this silo must have."""
-        own = self.models.get(silo)
-        return self if own is None else replace(self, **own.model_dump())
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from coordinator.blobs import AnyPayload, Blobs
 from coordinator.config import CoordinatorConfig, load_config
 from coordinator.control import Control, Submissions
 from coordinator.driver import Dependencies, Driver
-from coordinator.ingress import Agreed, Ingress
+from coordinator.ingress import Ingress
 from coordinator.native_log import NativeLog
 from coordinator.outbox import Replies
 from coordinator.record import Outcome
@@ -58,7 +58,7 @@ from fedsilo.files.durable import (
 )
 from fedsilo.files.identity_files import load_identity, load_site
 from fedsilo.files.logs import QuietLog, shape
-from fedsilo.files.run_request import Fixed
+from fedsilo.files.run_request import Agreed, Fixed
 from fedsilo.files.task_files import PUBLIC, TaskFile, read_tasks
 from fedsilo.grading import require_verifier
 from fedsilo.grading.answers import AnswerGrading

@@ -334,10 +334,10 @@ def _table(changes: list[Change]) -> str:
 
 
 def _text(path: Path) -> str:
-    from fedsilo.files.site_policy import read_plain_file
+    from fedsilo.files.durable import read_regular
 
     try:
-        return read_plain_file(existing_policy(path), "policy file").decode("utf-8")
+        return read_regular(existing_policy(path), hint="name a file, such as policy.yaml").decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 at byte {error.start}", hint="save it as UTF-8 text") from error
 

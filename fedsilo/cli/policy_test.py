@@ -83,22 +83,17 @@ def read_cases(folder: Path) -> list[Case]:
     Raises:
         UsageError: no case at all, or a mistake in a file, with its line.
     """
+    from fedsilo.files.durable import read_regular
     from fedsilo.protocol.errors import UsageError
     from policies.cases import load_cases
 
     files = [existing(folder)]
     if folder.is_dir():
         files = sorted(path for path in folder.rglob("*") if path.suffix in (".yaml", ".yml"))
-    cases = [case for file in files for case in load_cases(_plain(file), str(file))]
+    cases = [case for file in files for case in load_cases(read_regular(file), str(file))]
     if not cases:
         raise UsageError(f"{folder}: there are no case files (*.yaml)", hint="docs/how-to/write-a-policy.md shows one")
     return cases
-
-
-def _plain(file: Path) -> bytes:
-    from fedsilo.files.site_policy import read_plain_file
-
-    return read_plain_file(file, "case file")
 
 
 def _site(policy: Policy, folder: Path) -> Site:

@@ -8,11 +8,12 @@ a site whose own policy is tighter than the charter refuses the plan all the sam
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -99,29 +100,26 @@ objective: {kl_coefficient: 0.0}
 """
 
 
-class Agreement(Protocol):
-    """Hashes that all silos share (`coordinator.ingress.Agreed`)."""
+@dataclass(frozen=True)
+class Agreed:
+    """The files and settings that every silo must share; hashes are lower-case hex SHA-256."""
 
-    @property
-    def base_model_sha256(self) -> str: ...
-    @property
-    def tokenizer_sha256(self) -> str: ...
-    @property
-    def template_sha256(self) -> str: ...
-    @property
-    def load(self) -> str: ...
-    @property
-    def mixed_base(self) -> str: ...
-    @property
-    def public_set_sha256(self) -> str: ...
-    @property
-    def held_out_sha256(self) -> str: ...
-    @property
-    def own_verifiers_sha256(self) -> str: ...
-    @property
-    def mixed_verifiers(self) -> str: ...
-    @property
-    def models(self) -> Mapping[str, SiloModel]: ...
+    base_model_sha256: str
+    tokenizer_sha256: str
+    template_sha256: str
+    load: str
+    mixed_base: str
+    lora_schema_sha256: str
+    public_set_sha256: str
+    held_out_sha256: str
+    own_verifiers_sha256: str = ""  # empty: no site brings a verifier of its own
+    mixed_verifiers: str = "refuse"
+    models: Mapping[str, SiloModel] = dataclasses.field(default_factory=dict)  # of silos that have another
+
+    def of(self, silo: str) -> Agreed:
+        """Return what this silo must have."""
+        own = self.models.get(silo)
+        return self if own is None else replace(self, **own.model_dump())
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ class Fixed:
 
     federation: str
     silos: tuple[str, ...]
-    agreed: Agreement
+    agreed: Agreed
     schema: LoraSchema
     public_set_rows: int
     charter: Policy | None = None

@@ -208,8 +208,12 @@ def read_ruleset(name: str) -> str:
 def read_policy(path: Path, *, kept: bool = False) -> Policy:
     """Read a policy file. Raises UsageError: no such file, no plain one, or a mistake in it or in what it names, with
     line and hint."""
-    text = read_plain_file(path, "policy file") if path.exists() else None
-    return load_policy(text, str(path), files_beside(path), kept=kept)
+    return load_policy(_text_of(path), str(path), files_beside(path), kept=kept)
+
+
+def _text_of(path: Path) -> bytes | None:
+    """The bytes of a policy or charter; None where nothing is there. Raises UsageError: no file is."""
+    return read_regular(path, hint="name a file, such as policy.yaml") if path.exists() else None
 
 
 def files_beside(policy: Path) -> Beside:
@@ -221,13 +225,7 @@ def files_beside(policy: Path) -> Beside:
         hint += "sees it only where both are mounted"
         if not place.exists():
             raise UsageError(f"{place} is not there, as far as this program can see", hint=hint)
-        if not place.is_file():
-            return read_plain_file(place, "file of patterns"), str(place)  # says what it is instead
-        try:
-            with place.open("rb") as stream:
-                return stream.read(strict_yaml.BYTES_MAX + 1), str(place)  # one byte more is refused as too large
-        except OSError as error:
-            raise UsageError(f"{place} cannot be read: {error.strerror}", hint=hint) from error
+        return read_regular(place, hint=hint), str(place)
 
     return read
 
@@ -238,24 +236,7 @@ def read_charter(path: Path, *, kept: bool = False) -> Policy:
     Raises:
         UsageError: as `read_policy`, or it names a file of own patterns.
     """
-    return load_policy(read_plain_file(path, "charter") if path.exists() else None, str(path), kept=kept)
-
-
-def read_plain_file(path: Path, what: str) -> bytes:
-    """The bytes of a file that somebody named; a pipe or a device could make the reader wait for ever.
-
-    Args:
-        path: of the file.
-        what: the kind of file, for messages.
-
-    Raises:
-        UsageError: something else than a plain file is there.
-    """
-    if path.is_file():
-        return path.read_bytes()
-    if path.is_dir():
-        raise UsageError(f"{path} is a directory, not a {what}", hint="name a file in it, such as policy.yaml")
-    raise UsageError(f"{path} is no plain file, so it is no {what}", hint="write its content into a file first")
+    return load_policy(_text_of(path), str(path), kept=kept)
 
 
 def read_effective(

@@ -111,44 +111,25 @@ def _record_of(value: Any) -> dict[str, Any] | str:
 
 def _array_elements(path: Path, content: bytes) -> Iterator[Record]:
     try:
-        text = content.decode("utf-8")
+        elements = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{path}:{line}: not UTF-8", code="TASK_FILE_INVALID") from error
-    decoder = json.JSONDecoder(object_pairs_hook=_object)
-    place = _skip(text, text.index("[") + 1)
-    row = 0
-    while text[place : place + 1] != "]":
-        row += 1
-        try:
-            element, end = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError) as error:
-            raise _broken(path, text, place, f"row {row} is broken JSON") from error
-        if end - place > LINE_BYTES_MAX:
-            yield row, "line too long"
-        else:
-            yield row, _record_of(element)
-        place = _skip(text, end)
-        if text[place : place + 1] == ",":
-            place = _skip(text, place + 1)
-        elif text[place : place + 1] != "]":
-            raise _broken(path, text, place, f"after row {row} neither , nor ]")
-    if _skip(text, place + 1) != len(text):
-        raise _broken(path, text, _skip(text, place + 1), "something follows the array")
+    except (ValueError, RecursionError) as error:
+        why = f": {error.msg}" if isinstance(error, json.JSONDecodeError) else ""
+        raise UsageError(
+            f"{path}:{getattr(error, 'lineno', 1)}: the array is broken JSON{why}",
+            hint="in an array one fault hides what follows; JSON lines lose one line each",
+            code="TASK_FILE_INVALID",
+        ) from error
+    for row, element in enumerate(elements, start=1):
+        yield row, _no_longer(_record_of(element))
 
 
-def _skip(text: str, place: int) -> int:
-    while text[place : place + 1] and text[place] in _SPACE:
-        place += 1
-    return place
-
-
-def _broken(path: Path, text: str, place: int, what: str) -> UsageError:
-    return UsageError(
-        f"{path}:{text.count(chr(10), 0, place) + 1}: {what}",
-        hint="in an array one fault hides what follows; JSON lines lose one line each",
-        code="TASK_FILE_INVALID",
-    )
+def _no_longer(record: dict[str, Any] | str) -> dict[str, Any] | str:
+    """The record, unless its texts are longer together than a line may be."""
+    texts = [each for each in record.values() if isinstance(each, str)] if isinstance(record, dict) else []
+    return "line too long" if sum(map(len, texts)) > LINE_BYTES_MAX else record
 
 
 def _parquet_rows(path: Path, content: bytes, columns: Sequence[str]) -> Iterator[Record]:
@@ -179,9 +160,7 @@ def _parquet_rows(path: Path, content: bytes, columns: Sequence[str]) -> Iterato
             for values in batch.to_pylist():
                 row += 1
                 # A missing value is a missing field.
-                fields = {name: value for name, value in values.items() if value is not None}
-                size = sum(len(value) for value in fields.values() if isinstance(value, str))
-                yield row, "line too long" if size > LINE_BYTES_MAX else fields
+                yield row, _no_longer({name: value for name, value in values.items() if value is not None})
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path}: not a readable Parquet file: {str(error).splitlines()[0][:200]}", code="TASK_FILE_INVALID"

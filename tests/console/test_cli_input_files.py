@@ -195,7 +195,7 @@ GRADE = ("grade", "--verifier", "exact", "{}")
         (("config", "show", "{}"), "pipe", 2, "a pipe"),
         (("config", "show", "{}"), "none", 8, "what it takes: fedsilo config show --help"),
         (("config", "show", "{}"), "folder", 2, "what it takes: fedsilo config show --help"),
-        (("policy", "show", "{}"), "folder", 2, "name a file in it, such as policy.yaml"),
+        (("policy", "show", "{}"), "folder", 2, "name a file, such as policy.yaml"),
         (("config", "validate", "{}"), "folder", 2, "a folder"),
         (("config", "validate", "{}"), "long", 2, ""),
         (("run", "verify", "{}", "--key", "{}"), "text", 2, ""),

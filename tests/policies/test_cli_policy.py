@@ -203,7 +203,7 @@ def test_T07_init_and_check_warn_where_no_plan_gives_the_records_that_the_policy
 @pytest.mark.parametrize("words", ["check {}", "show {}", "hash {}", "diff {} {}", "test cases --policy {}"])
 def test_a_missing_policy_is_not_found_and_a_directory_or_a_pipe_is_said_to_be_one(site: Path, words: str) -> None:
     os.mkfifo(site / "pipe")
-    for name, said in (("model", "is a directory"), ("pipe", "is no plain file")):
+    for name, said in (("model", "it is a folder"), ("pipe", "it is a pipe")):
         code, answer = _run(site, *words.replace("{}", str(site / name)).split())
         assert code == 2 and said in answer["error"]["message"] and answer["error"]["hint"]
     code, answer = _run(site, *words.replace("{}", str(site / "none.yaml")).split())
@@ -215,7 +215,7 @@ def test_a_pipe_among_the_cases_is_refused_at_once(site: Path) -> None:
     assert _init(site)[0] == 0
     os.mkfifo(site / "pipe")
     code, answer = _run(site, "test", str(site / "pipe"), "--policy", str(site / "policy.yaml"))
-    assert code == 2 and "is no plain file" in answer["error"]["message"]
+    assert code == 2 and "it is a pipe" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("alpha", ["nan", "inf", "-1"])

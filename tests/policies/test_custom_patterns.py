@@ -128,10 +128,10 @@ def test_T34_without_its_file_a_policy_does_not_load(tmp_path: Path) -> None:
     place.write_text(own.policy_text())
     line = own.policy_text()[: own.policy_text().index("custom_file")].count("\n") + 1
     (tmp_path / own.NAME).mkdir()
-    for said in ("is a directory, not a file of patterns", "is not there, as far as this program can see"):
+    for said in (" it is a folder", "is not there, as far as this program can see"):
         with pytest.raises(UsageError) as refused:
             read_policy(place)
-        assert refused.value.message.startswith(f"{place}:{line}: {KEY}: {tmp_path / own.NAME} {said}")
+        assert refused.value.message.startswith(f"{place}:{line}: {KEY}: ") and said in refused.value.message
         assert refused.value.code == "NO_CUSTOM_FILE"
         if (tmp_path / own.NAME).exists():
             (tmp_path / own.NAME).rmdir()

@@ -28,12 +28,12 @@ from coordinator import store as db
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.control import Submissions
 from coordinator.driver import Dependencies, Driver
-from coordinator.ingress import Agreed, Ingress
+from coordinator.ingress import Ingress
 from coordinator.outbox import Replies, Reply
 from coordinator.record import Outcome
 from coordinator.store import Store
 from fedsilo.audit.log import AuditLog
-from fedsilo.files.run_request import Fixed
+from fedsilo.files.run_request import Agreed, Fixed
 from fedsilo.grading import Verdict, grade
 from fedsilo.grading.answers import AnswerGrading
 from fedsilo.protocol import codec
