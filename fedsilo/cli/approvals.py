@@ -25,14 +25,14 @@ from fedsilo.cli.daemons import (
     RequestOption,
     SiloOption,
     client_of,
-    command,
     confirm,
     load_site,
     require_terminal,
+    silo_command,
     type_back,
 )
 from fedsilo.cli.messages import columns_text, older
-from fedsilo.cli.output import JsonOption, emit, guarded, recorded
+from fedsilo.cli.output import command, emit, recorded
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, HeldError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.text import harmless
@@ -187,22 +187,16 @@ def every_page(client: ControlClient | SiloFolder, arguments: Mapping[str, Any])
             return {"releases": releases}
 
 
-def add_to(app: typer.Typer) -> None:
-    """The commands below, under `silo approvals`."""
-    app.command("payload")(payload)
-    app.command("diff")(diff)
-    app.command("history")(history)
+app = typer.Typer(no_args_is_help=True, help="Releases that wait for persons.")
 
 
-@guarded("silo approvals payload")
-def payload(
-    release: ReleaseArgument, operator: OperatorOption, config: SiloOption = SILO_YAML, json_output: JsonOption = False
-) -> None:
+@command(app, "silo approvals payload")
+def payload(release: ReleaseArgument, operator: OperatorOption, config: SiloOption = SILO_YAML) -> None:
     """What would leave: answers beside their public prompts, tensors by name, shape, norm and histogram. Recorded."""
     site = load_site(config)
     with client_of(site) as client:
         shown = client.query("approval", {"release": release})
-    ticket = command(site, operator, "approvals.payload", {"release": release, "digest": shown["digest"]}, "")
+    ticket = silo_command(site, operator, "approvals.payload", {"release": release, "digest": shown["digest"]}, "")
     with client_of(site) as client:
         data = client.query("approvals.payload", {"ticket": ticket["ticket"]})
 
@@ -213,16 +207,11 @@ def payload(
 
         return to_text(payload_lines(read(HeldPayload, data), TEXT_CELLS, UNICODE))
 
-    emit("silo approvals payload", data, json_output=json_output, text=text)
+    emit(data, text)
 
 
-@guarded("silo approvals diff")
-def diff(
-    release: ReleaseArgument,
-    config: SiloOption = SILO_YAML,
-    offline: OfflineOption = False,
-    json_output: JsonOption = False,
-) -> None:
+@command(app, "silo approvals diff")
+def diff(release: ReleaseArgument, config: SiloOption = SILO_YAML, offline: OfflineOption = False) -> None:
     """All of a release beside the last one of its kind that left, or, where none has, that did not."""
     with source_of(load_site(config), offline=offline) as (source, told):
         data = source.query("approval.comparison", {"release": release})
@@ -234,10 +223,10 @@ def diff(
 
         return to_text(comparison_lines(read(Comparison, data), TEXT_CELLS))
 
-    emit("silo approvals diff", data, json_output=json_output, text=text, warnings=told)
+    emit(data, text, warnings=told)
 
 
-@guarded("silo approvals history")
+@command(app, "silo approvals history")
 def history(
     config: SiloOption = SILO_YAML,
     kind: Annotated[str, typer.Option("--kind", help="Only of this message kind.")] = "",
@@ -245,7 +234,6 @@ def history(
     before: Annotated[int | None, typer.Option("--before", min=0, help="`next` of the page before.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every page.")] = False,
     offline: OfflineOption = False,
-    json_output: JsonOption = False,
 ) -> None:
     """Releases that were ever held, newest first: who answered, when, and on which bytes."""
     chosen = {"kind": kind} if kind else {}
@@ -263,26 +251,20 @@ def history(
         told = columns_text(HISTORY_COLUMNS, rows) if rows else "nothing was ever held"
         return told + older(data.get("next"))
 
-    emit("silo approvals history", data, json_output=json_output, text=text, warnings=told)
+    emit(data, text, warnings=told)
 
 
 # ---- answering -------------------------------------------------------------------------------------------------------
 
-
-app = typer.Typer(no_args_is_help=True, help="Releases that wait for persons.")
-add_to(app)
 
 MINUTES_MAX = 527_040.0  # 366 days; a release expires long before
 _COLUMNS_MIN, _COLUMNS_MAX = 60, 120
 _OF_ONE = re.compile(r"/\d+$")
 
 
-@app.command("list")
-@guarded("silo approvals list")
+@command(app, "silo approvals list")
 def approvals_list(
-    config: SiloOption = SILO_YAML,
-    everything: Annotated[bool, typer.Option("--all", help="Settled ones too.")] = False,
-    json_output: JsonOption = False,
+    config: SiloOption = SILO_YAML, everything: Annotated[bool, typer.Option("--all", help="Settled ones too.")] = False
 ) -> None:
     """Releases that wait for persons, and what may leave and waits in the outbox."""
     from fedsilo.control.answers import HaltList, LedgerPage, ReleaseRow, read, read_rows, to_json
@@ -300,7 +282,7 @@ def approvals_list(
         rows = read_rows(ReleaseRow, data["releases"])
         return columns_text((*HISTORY_COLUMNS, GIVEN), rows) if rows else "nothing is held"
 
-    emit("silo approvals list", data, json_output=json_output, text=text, warnings=warnings)
+    emit(data, text, warnings=warnings)
 
 
 def _waiting_line(row: ContentRow) -> str:
@@ -316,18 +298,16 @@ def _halt_line(halt: Halt) -> str:
     )
 
 
-@app.command("show")
-@guarded("silo approvals show")
+@command(app, "silo approvals show")
 def approvals_show(
     release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
     config: SiloOption = SILO_YAML,
     offline: OfflineOption = False,
-    json_output: JsonOption = False,
 ) -> None:
     """Every fact a person needs before answering, or of a release that is over, who answered; never the content."""
     with source_of(load_site(config), offline=offline) as (source, told):
         data = source.query("approval", {"release": release})
-    emit("silo approvals show", data, json_output=json_output, text=lambda: release_text(data), warnings=told)
+    emit(data, lambda: release_text(data), warnings=told)
 
 
 def release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str:
@@ -341,8 +321,7 @@ def release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str:
     return to_text(rows) + missing
 
 
-@app.command("approve")
-@guarded("silo approvals approve")
+@command(app, "silo approvals approve")
 def approve(
     release: Annotated[
         str, typer.Argument(help="Such as r1/hospital_a/0; r1/hospital_a for all that is held of round 1.")
@@ -358,7 +337,6 @@ def approve(
     ] = [],  # noqa: B006  # typer reads the default, nobody changes it
     request_id: RequestOption = "",
     config: SiloOption = SILO_YAML,
-    json_output: JsonOption = False,
 ) -> None:
     """Approve exactly these bytes under this policy, with every finding read.
 
@@ -381,7 +359,7 @@ def approve(
     answers = []
     for arguments in read:
         given = {"acknowledged": list(ack_finding)} | arguments
-        answers.append(command(loaded, operator, "approvals.approve", given, request_id))
+        answers.append(silo_command(loaded, operator, "approvals.approve", given, request_id))
     waiting = [answer for answer in answers if answer["state"] == "held"]
     data = answers[0] if group == [release] else {"releases": answers}
 
@@ -394,13 +372,7 @@ def approve(
             for each in answers
         )
 
-    emit(
-        "silo approvals approve",
-        data,
-        json_output=json_output,
-        error=_still_held(waiting[0]) if waiting else None,
-        text=text,
-    )
+    emit(data, text, error=_still_held(waiting[0]) if waiting else None)
 
 
 def _still_held(answer: Mapping[str, Any]) -> HeldError:
@@ -430,8 +402,7 @@ def _held_of_round(config: SiloConfig, group: str) -> list[str]:
     return names
 
 
-@app.command("reject")
-@guarded("silo approvals reject")
+@command(app, "silo approvals reject")
 def reject(
     release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
     operator: OperatorOption,
@@ -443,7 +414,6 @@ def reject(
     expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
     request_id: RequestOption = "",
     config: SiloOption = SILO_YAML,
-    json_output: JsonOption = False,
 ) -> None:
     """Say no. The coordinator learns only that this silo declined."""
     from fedsilo.audit.record import NOTE_CHARACTERS_MAX, note_text
@@ -456,12 +426,11 @@ def reject(
     loaded = load_site(config)
     why = {"reason_code": reason_code, "reason": note_text(text)}
     arguments = digests_shown(loaded, release, expect_digest, expect_policy) | why
-    data = command(loaded, operator, "approvals.reject", arguments, request_id)
-    emit("silo approvals reject", data, json_output=json_output, text=f"{data['release']}: rejected{recorded(data)}")
+    data = silo_command(loaded, operator, "approvals.reject", arguments, request_id)
+    emit(data, f"{data['release']}: rejected{recorded(data)}")
 
 
-@app.command("defer")
-@guarded("silo approvals defer")
+@command(app, "silo approvals defer")
 def defer(
     release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
     operator: OperatorOption,
@@ -473,18 +442,15 @@ def defer(
     expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
     request_id: RequestOption = "",
     config: SiloOption = SILO_YAML,
-    json_output: JsonOption = False,
 ) -> None:
     """Put an answer off, for yourself only. It stops no clock: what expires is refused."""
     seconds = _until(minutes, until, request_id)
     loaded = load_site(config)
     arguments = digests_shown(loaded, release, expect_digest, expect_policy) | {"until_seconds": seconds}
-    data = command(loaded, operator, "approvals.defer", arguments, request_id)
+    data = silo_command(loaded, operator, "approvals.defer", arguments, request_id)
     emit(
-        "silo approvals defer",
         data,
-        json_output=json_output,
-        text=f"{data['release']}: you are asked again at {utc(data['deferred_until'])}; it expires at "
+        f"{data['release']}: you are asked again at {utc(data['deferred_until'])}; it expires at "
         f"{utc(data['expires_at'])}{recorded(data)}",
     )
 
@@ -509,28 +475,21 @@ def _until(minutes: float | None, until: str, request_id: str) -> float:
     return moment.timestamp()
 
 
-@app.command("release")
-@guarded("silo approvals release")
+@command(app, "silo approvals release")
 def release(
     kind: Annotated[str, typer.Argument(help="The halted kind, such as public.responses; or round.open.")],
     operator: OperatorOption,
     expect_digest: Annotated[str, typer.Option("--expect-digest", help="Of the halt, as you were shown it.")] = "",
     request_id: RequestOption = "",
     config: SiloOption = SILO_YAML,
-    json_output: JsonOption = False,
 ) -> None:
     """Let a kind leave again that its text screens halted, or this silo go on after two transcripts of one round
     (round.open). Look first at what was found: fedsilo audit tail."""
     loaded = load_site(config)
     digest = halt_shown(loaded, kind, expect_digest)
-    data = command(loaded, operator, "approvals.release", {"kind": kind, "digest": digest}, request_id)
+    data = silo_command(loaded, operator, "approvals.release", {"kind": kind, "digest": digest}, request_id)
     state = "may leave again" if data["released"] else "still halted"
-    emit(
-        "silo approvals release",
-        data,
-        json_output=json_output,
-        text=f"{data['kind']}: {state}, {len(data['given'])} of {data['needed']} approvers{recorded(data)}",
-    )
+    emit(data, f"{data['kind']}: {state}, {len(data['given'])} of {data['needed']} approvers{recorded(data)}")
 
 
 def halt_shown(config: SiloConfig, kind: str, expected: str = "") -> str:

@@ -7,17 +7,20 @@ noticeable time.
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli.daemons import SILO_YAML
+from fedsilo.cli.daemons import SILO_YAML, client_of, load_site, silo_command
 from fedsilo.cli.messages import NoControlOption
-from fedsilo.cli.output import JsonOption, emit, existing, existing_policy, guarded, table
-from fedsilo.protocol.errors import NotFoundError
+from fedsilo.cli.output import command, emit, existing, existing_policy, table
+from fedsilo.files.durable import lock_exclusively, removed_on_failure, write_durably
+from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError, UsageError, VerificationError
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
@@ -107,7 +110,6 @@ _POLL_SECONDS = 0.5
 _FORMAT = "jsonl"
 
 
-@guarded("audit export")
 def export(
     log: Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")],
     out: Annotated[
@@ -127,17 +129,13 @@ def export(
     position: Annotated[
         Path | None, typer.Option("--position", help="Where to remember how far it got; by default beside --to.")
     ] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Records with proofs into a folder (--out), or every record as a JSON line appended to a file (--to)."""
-    from fedsilo.protocol.errors import UsageError
-
     folder = existing_log(log)
     if out is not None:
         if format_name or to or follow:
             raise UsageError("--out is for a range with proofs; --format, --to and --follow are for streams")
         from fedsilo.audit.proofs import export_range
-        from fedsilo.files.durable import removed_on_failure
 
         with removed_on_failure(out):
             data = export_range(folder, out, first, last)
@@ -150,12 +148,10 @@ def export(
                 f"without the {left_out} newest records: no signed checkpoint covers them yet; export again after one"
             )
         emit(
-            "audit export",
             data,
-            json_output=json_output,
-            warnings=warnings,
-            text=f"{data['records']} records ({begins} to {data['last']}), all proved against the checkpoint at "
+            f"{data['records']} records ({begins} to {data['last']}), all proved against the checkpoint at "
             f"{data['checkpoint_size']}, in {out}",
+            warnings=warnings,
         )
         return
     if format_name not in ("", _FORMAT):
@@ -168,22 +164,15 @@ def export(
     if last is not None:
         raise UsageError("--last is for --out; a stream ends at the newest record")
     data = _stream(folder, to, position or Path(f"{to}.position"), first=first, follow=follow)
-    emit(
-        "audit export",
-        data,
-        json_output=json_output,
-        text=f"{data['records']} records to {data['to']} as {_FORMAT}; the next is {data['next']}",
-    )
+    emit(data, f"{data['records']} records to {data['to']} as {_FORMAT}; the next is {data['next']}")
 
 
 def _stream(folder: Path, to: Path, position_path: Path, *, first: int, follow: bool) -> dict[str, Any]:
     """Export until there is nothing more, or until a signal with `follow`."""
-    import signal
     import threading
 
     import fedsilo
     from fedsilo.audit.export import Export
-    from fedsilo.files.durable import lock_exclusively
 
     stop = threading.Event()
     target = f"{_FORMAT} {to.absolute()}"
@@ -205,7 +194,6 @@ def _stream(folder: Path, to: Path, position_path: Path, *, first: int, follow: 
 # ---- `fedsilo audit report` ------------------------------------------------------------------------------------------
 
 
-@guarded("audit report")
 def report(
     logs: Annotated[
         list[Path], typer.Argument(metavar="LOG...", help="Log folders: the first is reported on, the others vouch.")
@@ -234,7 +222,6 @@ def report(
         list[Path] | None,
         typer.Option("--site-ca", metavar="FILE", help="CA certificate of a site, for what its people signed; repeat."),
     ] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Write report.html, .json and .csv: what left, who allowed it, and whether the logs verify. Exit status 7 if not;
     1 if all verify, and prove that somebody signed two transcripts, or two results, of one round.
@@ -248,9 +235,7 @@ def report(
     from certs.encoding import public_key_pem
     from fedsilo.audit.transcripts import verification_warnings
     from fedsilo.cli.audit_report import audit_report, checksums, evidence_of, inventory_csv, page
-    from fedsilo.files.durable import removed_on_failure, write_durably
     from fedsilo.files.site_policy import read_effective, read_schema
-    from fedsilo.protocol.errors import ConflictError
 
     if out.exists():
         raise ConflictError(f"{out} exists already")
@@ -284,14 +269,12 @@ def report(
         for name, data in {**files, "report.sha256": listed}.items():
             write_durably(out / name, data)
     emit(
-        "audit report",
         {
             "out": str(out),
             "signed_by": signer.spiffe_id if signer else "",
             **{key: made[key] for key in _TOLD},
         },
-        json_output=json_output,
-        text=f"{made['in_words']}\n{_counted(made)} according to {made['records']} records{_since(made)}; "
+        f"{made['in_words']}\n{_counted(made)} according to {made['records']} records{_since(made)}; "
         f"{out / 'report.html'}",
         warnings=made["warnings"],
         error=_trouble(made),
@@ -349,7 +332,6 @@ def signer_of_site(config: Path) -> Identity:
 
 def _trouble(made: dict[str, Any]) -> FedSiloError | None:
     from fedsilo.audit.transcripts import findings_of
-    from fedsilo.protocol.errors import OperationError, VerificationError
 
     failed = [item["log"] for item in made["verification"] if not item["verified"]]
     if failed or made["unreadable"]:
@@ -383,8 +365,7 @@ _WHYS_SHOWN_MAX = 8
 LogOption = Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")]
 
 
-@app.command()
-@guarded("audit verify")
+@command(app, "audit verify")
 def verify(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Log folders; given together they vouch.")],
     min_witnesses: Annotated[
@@ -395,7 +376,6 @@ def verify(
         typer.Option("--site-ca", metavar="FILE", help="CA certificate of a site, for what its people signed; repeat."),
     ] = None,
     output: Annotated[str, typer.Option("--output", help="text, json, junit or sarif.")] = "text",
-    json_output: JsonOption = False,
 ) -> None:
     """Check logs alone and against each other. Exit status 7 if anything is wrong with a log; 1 if all verify, and
     prove that somebody signed two transcripts, or two results, of one round."""
@@ -405,9 +385,8 @@ def verify(
     from fedsilo.audit.orders import check_orders
     from fedsilo.audit.transcripts import check_rounds, findings_of, verification_warnings
     from fedsilo.cli.check_reports import output_format, written
-    from fedsilo.protocol.errors import OperationError, VerificationError
 
-    form = output_format(output, json_output)
+    form = output_format(output)
     folders = [existing_log(log) for log in logs]
     results = verify_logs(folders, min_witnesses)
     check_rounds(results, folders)
@@ -434,20 +413,12 @@ def verify(
     warnings = verification_warnings(told)
     if form in ("junit", "sarif"):
         report = written(form, "fedsilo audit verify", _verification_checks(results), _NOT_VERIFIED)
-        emit("audit verify", results, json_output=False, text=report, warnings=warnings, error=error)
+        emit(results, report, warnings=warnings, error=error)
         return
-    emit(
-        "audit verify",
-        results,
-        json_output=form == "json",
-        text=lambda: _verification_text(told),
-        warnings=warnings,
-        error=error,
-    )
+    emit(results, lambda: _verification_text(told), warnings=warnings, error=error)
 
 
-@app.command()
-@guarded("audit show")
+@command(app, "audit show")
 def show(
     seq: Annotated[int, typer.Argument(min=0, help="Number of the record.")],
     log: Annotated[
@@ -460,24 +431,19 @@ def show(
         SILO_YAML
     ),
     operator: Annotated[str, typer.Option("--operator", help="Who reads it, an auditor or approver.")] = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Show one record in full; with --payload, what left under it."""
-    from fedsilo.protocol.errors import UsageError
-
     if payload:
-        _show_payload(seq, config, operator, json_output=json_output)
+        _show_payload(seq, config, operator)
         return
     if log is None:
         raise UsageError("which log? --log DIR", hint="--payload asks a running silo instead")
     folder = existing_log(log)
     record = _record(folder, seq)
     emit(
-        "audit show",
         record,
-        json_output=json_output,
+        lambda: _record_text(record, folder),
         warnings=[*reading_warnings(folder), *_note_troubles([record], folder)],
-        text=lambda: _record_text(record, folder),
     )
 
 
@@ -490,26 +456,18 @@ def _record_text(record: Mapping[str, Any], folder: Path) -> str:
     return json.dumps(record, indent=2, ensure_ascii=False) + (f"\nnote kept beside the log: {note}" if note else "")
 
 
-def _show_payload(seq: int, config: Path, operator: str, *, json_output: bool) -> None:
-    from fedsilo.cli.daemons import client_of, command, load_site
-    from fedsilo.protocol.errors import UsageError
+def _show_payload(seq: int, config: Path, operator: str) -> None:
 
     if not operator:
         raise UsageError("who reads it? --operator NAME", hint="an auditor or approver of this site; it is recorded")
     site = load_site(config)
-    ticket = command(site, operator, "payload.read", {"seq": seq}, "")
+    ticket = silo_command(site, operator, "payload.read", {"seq": seq}, "")
     with client_of(site) as client:
         data = client.query("payload", dict(ticket))
-    emit(
-        "audit show",
-        data,
-        json_output=json_output,
-        text=lambda: harmless(json.dumps(data, indent=2, ensure_ascii=False), lines=True),
-    )
+    emit(data, lambda: harmless(json.dumps(data, indent=2, ensure_ascii=False), lines=True))
 
 
-@app.command()
-@guarded("audit tail")
+@command(app, "audit tail")
 def tail(
     log: LogOption,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=LINES_MAX, help="Newest so many.")] = 20,
@@ -523,7 +481,6 @@ def tail(
     since: Annotated[str, typer.Option("--since", help="Only from this time on, such as 2026-03-01T08:00Z.")] = "",
     until: Annotated[str, typer.Option("--until", help="Only before this time; UTC where it names no zone.")] = "",
     no_control: NoControlOption = False,
-    json_output: JsonOption = False,
 ) -> None:
     """The newest records, a line each; with filters, the newest that pass all of them."""
     from collections import deque
@@ -558,10 +515,8 @@ def tail(
         if kind not in (known := {**OUTBOUND_KINDS, **INBOUND_KINDS}):
             raise _unknown("kind", kind, known)
     emit(
-        "audit tail",
         list(records),
-        json_output=json_output,
-        text=lambda: _records_text(list(records), folder) if records else "no such record",
+        lambda: _records_text(list(records), folder) if records else "no such record",
         warnings=[*reading_warnings(folder), *_note_troubles(records, folder)],
     )
 
@@ -572,10 +527,6 @@ def _detail(record: Mapping[str, Any], name: str) -> Any:
 
 def _milliseconds(time: str) -> int | None:
     """UTC milliseconds of a time in ISO 8601; None where none was given. Raises UsageError: it is no time."""
-    from datetime import UTC, datetime
-
-    from fedsilo.protocol.errors import UsageError
-
     if not time:
         return None
     try:
@@ -585,16 +536,13 @@ def _milliseconds(time: str) -> int | None:
         raise UsageError(f"{time[:40]!r} is no time", hint="such as 2026-03-01 or 2026-03-01T08:00Z") from error
 
 
-@app.command("release")
-@guarded("audit release")
+@command(app, "audit release")
 def release_story(
     release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0, as `silo approvals list` names it.")],
     log: LogOption,
-    json_output: JsonOption = False,
 ) -> None:
     """What a log says of one held release, in order: the holds, the answers of people, the decisions, what left."""
     from fedsilo.audit.reader import read_records
-    from fedsilo.protocol.errors import NotFoundError
 
     folder = existing_log(log)
     named = [record for record in read_records(folder) if _detail(record, "release") == release]
@@ -612,10 +560,8 @@ def release_story(
         or (record["event"] == "screen.hit" and _place(record) in places)  # its record has no digest
     ]
     emit(
-        "audit release",
         records,
-        json_output=json_output,
-        text=lambda: _records_text(records, folder),
+        lambda: _records_text(records, folder),
         warnings=[*reading_warnings(folder), *_note_troubles(records, folder)],
     )
 
@@ -641,16 +587,13 @@ def _digest(record: Mapping[str, Any]) -> str:
 def _unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     from difflib import get_close_matches
 
-    from fedsilo.protocol.errors import UsageError
-
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     meant = f" (did you mean {close[0]!r}?)" if close else ""
     return UsageError(f"there is no {what} {name!r}{meant}", hint=f"one of: {', '.join(names)}")
 
 
-@app.command()
-@guarded("audit replay")
+@command(app, "audit replay")
 def replay(
     policy: Annotated[Path, typer.Option("--policy", help="The policy to ask; a draft, or the one in force.")],
     log: Annotated[
@@ -667,16 +610,13 @@ def replay(
         SILO_YAML
     ),
     operator: Annotated[str, typer.Option("--operator", help="Who asks it, an auditor or approver.")] = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Judge every recorded message again by another policy and list the decisions that change.
 
     Where that policy's text screens are other ones, recorded facts do not tell: --rescreen takes the archived texts.
     """
     from fedsilo.audit.reader import read_records
-    from fedsilo.cli.daemons import load_site
     from fedsilo.files.site_policy import read_effective
-    from fedsilo.protocol.errors import UsageError
     from policies.replay import replay as decide_again
 
     asked = read_effective(existing_policy(policy), charter and existing(charter), kept=True)
@@ -694,13 +634,7 @@ def replay(
     passed_over = [row.to_json() for row in judged if row.decision is None]
     again = sum(row.rescreened for row in judged)
     data = {"decisions": len(judged), "changed": changed, "not_replayed": passed_over, "rescreened": again}
-    emit(
-        "audit replay",
-        data,
-        json_output=json_output,
-        text=lambda: _replay_text(data),
-        warnings=reading_warnings(folder),
-    )
+    emit(data, lambda: _replay_text(data), warnings=reading_warnings(folder))
 
 
 def _rescreened(
@@ -708,8 +642,6 @@ def _rescreened(
 ) -> dict[int, dict[str, Any]]:
     """Return what a running silo's screens match in its archived texts under this policy, by record. Each command looks
     at a limited number, so there are several."""
-    from fedsilo.cli.daemons import command
-    from fedsilo.protocol.errors import ConflictError, UsageError
     from silo.guard.screens import COMMAND
 
     if not operator:
@@ -720,7 +652,7 @@ def _rescreened(
     rows: dict[int, dict[str, Any]] = {}
     next_record: int | None = since
     while next_record is not None:
-        answer = command(site, operator, COMMAND, {**texts, "since": next_record}, "")
+        answer = silo_command(site, operator, COMMAND, {**texts, "since": next_record}, "")
         if answer["policy"] != asked.digest:
             raise ConflictError("the silo reads another policy out of these files", hint="is it of another version?")
         rows |= {row["seq"]: row for row in answer["rows"]}
@@ -730,8 +662,6 @@ def _rescreened(
 
 def _same_log(records: Iterable[dict[str, Any]], rows: Mapping[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The records, as long as they are of the log that the rows are about."""
-    from fedsilo.protocol.errors import ConflictError
-
     for record in records:
         row = rows.get(record["seq"])
         if row is not None and row["hmac_sha256"] != record.get("payload", {}).get("hmac_sha256", ""):
@@ -742,8 +672,7 @@ def _same_log(records: Iterable[dict[str, Any]], rows: Mapping[int, dict[str, An
         yield record
 
 
-@app.command()
-@guarded("audit prove")
+@command(app, "audit prove")
 def prove(
     seq: Annotated[int | None, typer.Argument(min=0, help="Number of the record.", show_default=False)] = None,
     log: Annotated[
@@ -754,37 +683,28 @@ def prove(
         typer.Option("--check", help="Check instead what this command printed, or a folder that export --out wrote."),
     ] = None,
     key: Annotated[str, typer.Option("--key", help="With --check: the log's key as its owner published it.")] = "",
-    json_output: JsonOption = False,
 ) -> None:
     """A record with the proof that it is in the log under a signed checkpoint; needs nothing else of the log.
 
     With --check: whether such a proof holds, without the log. Exit status 7 if not.
     """
     from fedsilo.audit.proofs import prove as proof_of
-    from fedsilo.protocol.errors import UsageError
 
     if check is not None:
         if seq is not None or log is not None:
             raise UsageError("--check needs neither a record's number nor --log")
-        _check_proof(check, key, json_output=json_output)
+        _check_proof(check, key)
         return
     if seq is None or log is None or key:
         raise UsageError("give SEQ and --log DIR, or --check FILE and, where you know it, --key")
     folder = existing_log(log)
     data = proof_of(folder, seq)
-    emit(
-        "audit prove",
-        data,
-        json_output=json_output,
-        warnings=reading_warnings(folder),
-        text=lambda: json.dumps(data, indent=2, ensure_ascii=False),
-    )
+    emit(data, lambda: json.dumps(data, indent=2, ensure_ascii=False), warnings=reading_warnings(folder))
 
 
-def _check_proof(path: Path, key: str, *, json_output: bool) -> None:
+def _check_proof(path: Path, key: str) -> None:
     from fedsilo.audit.audit_verify import shown
     from fedsilo.audit.proofs import check
-    from fedsilo.protocol.errors import VerificationError
 
     data = check(path, key)
     error = None
@@ -796,15 +716,15 @@ def _check_proof(path: Path, key: str, *, json_output: bool) -> None:
     warnings = []
     if not key:
         warnings.append("the key came with the proof: compare it with the one that the log's owner published, or --key")
-    emit("audit prove", data, json_output=json_output, text=lambda: _check_text(data), warnings=warnings, error=error)
+    emit(data, lambda: _check_text(data), warnings=warnings, error=error)
 
 
 def _unproved(data: dict[str, Any]) -> str:
     return f"unproved: {data['records'] - data['proved']} of {data['records']} records"
 
 
-app.command("export")(export)
-app.command("report")(report)
+command(app, "audit export")(export)
+command(app, "audit report")(report)
 
 
 def _where_to_look(failed: list[LogResult]) -> list[str]:
@@ -820,7 +740,6 @@ def _where_to_look(failed: list[LogResult]) -> list[str]:
 
 def _record(folder: Path, seq: int) -> dict[str, Any]:
     from fedsilo.audit.reader import read_records, removed
-    from fedsilo.protocol.errors import NotFoundError
 
     record = next(read_records(folder, seq), None)
     if record is None:
@@ -920,8 +839,6 @@ def _said(record: Mapping[str, Any], note: str) -> str:
 
 def _time_text(milliseconds: int) -> str:
     """UTC; or the number, of a time that no calendar has: a record may hold any up to 2^53 - 1."""
-    from datetime import UTC, datetime
-
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):

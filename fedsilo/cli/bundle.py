@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsilo.cli.daemons import ConfigOption, ContextOption, Daemon, SocketOption, chosen_daemon, read_configuration
-from fedsilo.cli.output import JsonOption, emit, guarded
+from fedsilo.cli.output import emit, running
 from fedsilo.files.durable import read_regular, write_private
 from fedsilo.protocol.errors import ConflictError, FedSiloError, UsageError
 from fedsilo.protocol.text import harmless
@@ -55,13 +55,11 @@ lines. A name that roles.yaml does not have may stand in them. Read it before yo
 """
 
 
-@guarded("bundle")
 def bundle(
     out: Annotated[Path, typer.Option("--out", help="The new file, .tar.gz.")],
     context: ContextOption = "",
     socket: SocketOption = None,
     config: ConfigOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Diagnostics in one new file that may be shared: versions, doctor, settings, status, own log lines, audit status.
 
@@ -84,12 +82,12 @@ def bundle(
             entry = tarfile.TarInfo(f"fedsilo-bundle/{name}")  # owner and names of this machine's users stay out
             entry.size = holds[name] = len(text.encode())
             archive.addfile(entry, io.BytesIO(text.encode()))
-    if not json_output:
+    if not running().json_output:
         sys.stderr.writelines(harmless(f"{size:>8} bytes  {name}\n", lines=True) for name, size in holds.items())
     write_private(out, packed.getvalue())
     data = {"file": str(out), "bytes": out.stat().st_size, "holds": holds}
     text = f"wrote {out}, {data['bytes']} bytes; read it before you share it"
-    emit("bundle", data, json_output=json_output, warnings=told, text=text)
+    emit(data, text, warnings=told)
 
 
 def collected(daemon: Daemon | None, config: Path | None = None) -> dict[str, str]:

@@ -13,14 +13,14 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fedsilo.cli.options import named_as_input
-from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.output import command, emit, table
 from fedsilo.files.durable import make_private_directory, read_private, write_durably
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, UsageError
 
@@ -193,8 +193,7 @@ PassphraseOption = Annotated[
 ]
 
 
-@app.command("ca-init")
-@guarded("certs ca-init")
+@command(app, "certs ca-init")
 def ca_init(
     name: Annotated[str, typer.Argument(help="Name of the federation or of the site.")],
     out: Annotated[Path, typer.Option("--out", help="The new folder.")],
@@ -204,7 +203,6 @@ def ca_init(
     ],
     days: Annotated[int, typer.Option("--days", help="Life of the root, at most 730.")] = 365,
     passphrase_file: PassphraseOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Make a root. The two kinds are separate on purpose: a federation can never make a site's approver."""
     from fedsilo.demo import provision
@@ -219,28 +217,22 @@ def ca_init(
         "not_after": not_after,
     }
     emit(
-        "certs ca-init",
         data,
-        json_output=json_output,
-        text=f"{kind} CA {name}, valid until {not_after}, in {out}\n"
+        f"{kind} CA {name}, valid until {not_after}, in {out}\n"
         f"fingerprint {authority.fingerprint}\n"
         "Tell this fingerprint to the others by another way than the one that brings them ca.crt.",
     )
 
 
-@app.command("invite")
-@guarded("certs invite")
+@command(app, "certs invite")
 def invite(
     identity: Annotated[str, typer.Argument(help="ROLE/NAME: silo, coordinator, operator, guard or trainer")],
     ca: CaOption,
     hours: Annotated[
         float, typer.Option("--hours", min=0.01, max=8784.0, help="How long the token may be used.")
     ] = 72.0,
-    json_output: JsonOption = False,
 ) -> None:
     """Make a one-time token that may become exactly one identity."""
-    from datetime import timedelta
-
     from certs.encoding import read_root
     from fedsilo.demo import provision
     from fedsilo.files.identity_files import read_public
@@ -248,52 +240,35 @@ def invite(
     token = provision.invite(ca, identity, lifetime=timedelta(hours=hours))
     fingerprint = read_root(read_public(ca / "ca.crt")).fingerprint
     emit(
-        "certs invite",
         {"token": token, "ca_fingerprint": fingerprint},
-        json_output=json_output,
-        text=f"{token}\nGood once, for {hours:g} hours: whoever has it first is enrolled. Root {fingerprint}",
+        f"{token}\nGood once, for {hours:g} hours: whoever has it first is enrolled. Root {fingerprint}",
     )
 
 
-@app.command("request")
-@guarded("certs request")
+@command(app, "certs request")
 def request(
     token: Annotated[str, typer.Option("--token", help="As handed over by the CA's admin.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the new keys and the request.")],
-    json_output: JsonOption = False,
 ) -> None:
     """Make keys here, where they stay, and a request that travels to the CA."""
     from fedsilo.demo import provision
 
     enrolment = provision.request(out, token)
-    emit(
-        "certs request",
-        _of_enrolment(enrolment),
-        json_output=json_output,
-        text=f"keys for {enrolment.identity} are in {out} and stay there\n{_send(enrolment)}",
-    )
+    emit(_of_enrolment(enrolment), f"keys for {enrolment.identity} are in {out} and stay there\n{_send(enrolment)}")
 
 
-@app.command("renew")
-@guarded("certs renew")
+@command(app, "certs renew")
 def renew(
     token: Annotated[str, typer.Option("--token", help="As handed over by the CA's admin, for the same identity.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of its keys and certificate; the request goes there.")],
-    json_output: JsonOption = False,
 ) -> None:
     """Make a request with the keys that are there: the audit log and other sites' pins know a party by them."""
 
     enrolment = request_renewal(out, token)
-    emit(
-        "certs renew",
-        _of_enrolment(enrolment),
-        json_output=json_output,
-        text=f"the keys of {enrolment.identity} in {out} stay as they are\n{_send(enrolment)}",
-    )
+    emit(_of_enrolment(enrolment), f"the keys of {enrolment.identity} in {out} stay as they are\n{_send(enrolment)}")
 
 
-@app.command("sign")
-@guarded("certs sign")
+@command(app, "certs sign")
 def sign(
     request_file: Annotated[Path, typer.Argument(metavar="REQUEST", help="The applicant's request file.")],
     ca: CaOption,
@@ -305,13 +280,9 @@ def sign(
         typer.Option("--hours", help="Life of the certificate; 168 at most, 8 for operators if not given."),
     ] = None,
     passphrase_file: PassphraseOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Judge a request, spend its token and issue the certificate its token stands for."""
-    from datetime import timedelta
-
     from fedsilo.demo import provision
-    from fedsilo.files.durable import write_durably
     from fedsilo.files.identity_files import read_public
 
     issued = provision.sign(
@@ -331,23 +302,16 @@ def sign(
         "not_before": provision.utc_text(issued.not_before),
         "not_after": provision.utc_text(issued.not_after),
     }
-    emit(
-        "certs sign",
-        data,
-        json_output=json_output,
-        text=f"{issued.spiffe_id} until {data['not_after']}: {out}\nfingerprint {issued.fingerprint}",
-    )
+    emit(data, f"{issued.spiffe_id} until {data['not_after']}: {out}\nfingerprint {issued.fingerprint}")
 
 
-@app.command("trial")
-@guarded("certs trial")
+@command(app, "certs trial")
 def trial(
     federation: Annotated[str, typer.Argument(help="Name of the federation.")],
     silos: Annotated[str, typer.Option("--silos", help="Names of the silos, with commas.")],
     out: Annotated[Path, typer.Option("--out", help="The new folder; it gets a folder for each party.")],
     dns: Annotated[list[str] | None, typer.Option("--dns", help="Host names silos dial; default localhost.")] = None,
     ip: Annotated[list[str] | None, typer.Option("--ip", help="Addresses silos dial; default 127.0.0.1, ::1.")] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Every key and certificate of a federation that is only tried out, in one go and valid for 7 days.
 
@@ -360,10 +324,8 @@ def trial(
     folders = {name: str(out / name) for name in (COORDINATOR_FOLDER, *names)}
     authority = out / AUTHORITY_FOLDER
     emit(
-        "certs trial",
         {"federation": federation, "folders": folders, "federation_ca": str(authority)},
-        json_output=json_output,
-        text=lambda: (
+        lambda: (
             table(("party", "folder"), folders.items())
             + "\npeople: carol at the coordinator, alice and bob at each silo; all of it ends in 7 days"
         ),
@@ -371,45 +333,33 @@ def trial(
     )
 
 
-@app.command("list")
-@guarded("certs list")
-def list_certificates(ca: CaOption, json_output: JsonOption = False) -> None:
+@command(app, "certs list")
+def list_certificates(ca: CaOption) -> None:
     """List the certificates that a CA has issued."""
     from fedsilo.demo import provision
 
     rows = provision.list_issued(ca)
     emit(
-        "certs list",
         {"certificates": rows},
-        json_output=json_output,
-        text=lambda: table(
+        lambda: table(
             ("identity", "not after", "fingerprint", "serial"),
             [(row["spiffe_id"], row["not_after"], row["fingerprint"][:16], row["serial_hex"]) for row in rows],
         ),
     )
 
 
-@app.command("show")
-@guarded("certs show")
-def show(
-    file: Annotated[Path, typer.Argument(help="A certificate: a root or a leaf.")], json_output: JsonOption = False
-) -> None:
+@command(app, "certs show")
+def show(file: Annotated[Path, typer.Argument(help="A certificate: a root or a leaf.")]) -> None:
     """Show the content of a certificate. This does not say whether to trust it; `certs check` does."""
     from certs.encoding import describe_certificate
     from fedsilo.files.identity_files import read_public
 
     with named_as_input(file):
         data = describe_certificate(read_public(file))
-    emit(
-        "certs show",
-        data,
-        json_output=json_output,
-        text=lambda: "\n".join(f"{key:12} {_flat(value)}" for key, value in data.items()),
-    )
+    emit(data, lambda: "\n".join(f"{key:12} {_flat(value)}" for key, value in data.items()))
 
 
-@app.command("check")
-@guarded("certs check")
+@command(app, "certs check")
 def check(
     certificate: Annotated[Path, typer.Option("--certificate", help="The leaf.")],
     root: Annotated[Path, typer.Option("--root", help="federation_ca.crt; site_ca.crt for operator, guard, trainer.")],
@@ -420,16 +370,12 @@ def check(
     signing_key: Annotated[
         Path | None, typer.Option("--signing-key", help="The message-signing key of a silo or coordinator.")
     ] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Check everything that a daemon checks at its start: modes, matching keys, the right CA, role and validity."""
-    from datetime import datetime, timedelta
-
     from certs.encoding import read_one_certificate, read_root, warn_before
     from certs.identity import site_member
     from fedsilo.demo.provision import utc_text
     from fedsilo.files.identity_files import load_identity, load_link, load_operator, read_public
-    from fedsilo.protocol.errors import UsageError
 
     now = datetime.now(UTC)
     if role == "operator":
@@ -460,13 +406,7 @@ def check(
         "root_fingerprint": trust_root.fingerprint,
         "root_not_after": utc_text(trust_root.certificate.not_valid_after_utc),
     }
-    emit(
-        "certs check",
-        data,
-        json_output=json_output,
-        warnings=warnings,
-        text=f"ok: {spiffe_id} until {data['not_after']}\nroot {trust_root.fingerprint}",
-    )
+    emit(data, f"ok: {spiffe_id} until {data['not_after']}\nroot {trust_root.fingerprint}", warnings=warnings)
 
 
 def _of_enrolment(enrolment: Enrolment) -> dict[str, str | None]:
@@ -486,8 +426,6 @@ def _send(enrolment: Enrolment) -> str:
 def _passphrase(path: Path | None) -> bytes | None:
     if path is None:
         return None
-    from fedsilo.files.durable import read_private
-    from fedsilo.protocol.errors import UsageError
 
     lines = read_private(path).splitlines()
     if not lines or not lines[0]:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 import fedsilo
+from fedsilo.cli.output import running
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.text import harmless
 
@@ -47,13 +48,13 @@ class Check:
         return not self.message
 
 
-def output_format(output: str, json_output: bool) -> str:
+def output_format(output: str) -> str:
     """The form asked for. Raises UsageError: none of them, or --json beside another one."""
     if output not in FORMATS:
         raise UsageError(f"--output {output!r} is not known", hint=f"one of: {', '.join(FORMATS)}")
-    if json_output and output not in ("text", "json"):
+    if running().json_output and output not in ("text", "json"):
         raise UsageError(f"--json and --output {output} are two forms", hint="say one of them")
-    return "json" if json_output else output
+    return "json" if running().json_output else output
 
 
 def written(form: str, tool: str, checks: Sequence[Check], codes: dict[str, str]) -> str:

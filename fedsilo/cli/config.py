@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedsilo.cli.daemons import DEFAULTS
-from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.daemons import DEFAULTS, chosen_daemon, read_configuration
+from fedsilo.cli.output import command, emit, table
+from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -24,18 +25,15 @@ FileArgument = Annotated[
 VARIABLES = ("FEDSILO_CONTROL", "FEDSILO_OPERATOR", "FEDSILO_CONTEXTS", "NO_COLOR")
 
 
-@app.command("show")
-@guarded("config show")
+@command(app, "config show")
 def show(
     file: FileArgument = None,
     origin: Annotated[
         bool, typer.Option("--origin", help="Where each value comes from: FILE:LINE or default.")
     ] = False,
-    json_output: JsonOption = False,
 ) -> None:
     """Every value that is in force with this file, and the variables that commands read in place of options. No file
     that a value names is read: of a key only its path is shown."""
-    from fedsilo.cli.daemons import read_configuration
     from fedsilo.control.answers import to_json
     from fedsilo.control.site_files import settings_of
 
@@ -47,22 +45,16 @@ def show(
     ]
     columns = ("key", "value", "origin") if origin else ("key", "value")
     emit(
-        "config show",
         {"file": str(path), "kind": kind, "settings": rows},
-        json_output=json_output,
-        text=lambda: table(columns, ([_shown(row[name]) for name in columns] for row in rows)),
+        lambda: table(columns, ([_shown(row[name]) for name in columns] for row in rows)),
     )
 
 
-@app.command("validate")
-@guarded("config validate")
+@command(app, "config validate")
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="silo.yaml, coordinator.yaml or policies.")],
-    json_output: JsonOption = False,
 ) -> None:
     """Read each file as its daemon does. What it names is not looked for: `silo check` and `coordinator check` do."""
-    from fedsilo.cli.daemons import read_configuration
-    from fedsilo.protocol.errors import FedSiloError
 
     rows: list[dict[str, Any]] = []
     first: FedSiloError | None = None
@@ -73,27 +65,23 @@ def validate(
             rows.append({"file": str(path), "kind": "", "ok": False, "found": error.message})
             first = first or error
     emit(
-        "config validate",
         {"files": rows},
-        json_output=json_output,
-        error=first,
-        text=lambda: table(
+        lambda: table(
             ("", "file", "kind"), (("ok" if row["ok"] else "WRONG", row["file"], row["kind"]) for row in rows)
         ),
+        error=first,
     )
 
 
-@app.command("schema")
-@guarded("config schema")
+@command(app, "config schema")
 def schema(
     kind: Annotated[Literal["silo", "coordinator", "policy", "run"], typer.Argument(help="Of which file.")],
-    json_output: JsonOption = False,
 ) -> None:
     """The JSON Schema of a file, for editors and for programs that write one. Rules that need more than one key, and
     repeated keys, are not in it."""
     model = _model(kind)
     data = {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
-    emit("config schema", data, json_output=json_output, text=lambda: json.dumps(data, indent=2))
+    emit(data, lambda: json.dumps(data, indent=2))
 
 
 def _model(kind: str) -> type[BaseModel]:
@@ -115,8 +103,6 @@ def _model(kind: str) -> type[BaseModel]:
 
 
 def _first() -> Path:
-    from fedsilo.protocol.errors import NotFoundError
-
     for path in DEFAULTS.values():
         if path.exists():
             return path
@@ -137,9 +123,8 @@ context_app = typer.Typer(
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")]
 
 
-@context_app.command("list")
-@guarded("context list")
-def list_contexts(json_output: JsonOption = False) -> None:
+@command(context_app, "context list")
+def list_contexts() -> None:
     """Every context, and which is used when none is named."""
     from fedsilo.cli import contexts
 
@@ -158,10 +143,8 @@ def list_contexts(json_output: JsonOption = False) -> None:
     ]
     columns = ("name", "kind", "site", "socket")
     emit(
-        "context list",
         {"file": str(path), "current": current, "contexts": rows},
-        json_output=json_output,
-        text=lambda: (
+        lambda: (
             table(("", *columns), (("*" if row["current"] else "", *(row[name] for name in columns)) for row in rows))
             if rows
             else f"{path} keeps none"
@@ -169,25 +152,18 @@ def list_contexts(json_output: JsonOption = False) -> None:
     )
 
 
-@context_app.command("use")
-@guarded("context use")
-def use(context_name: NameArgument, json_output: JsonOption = False) -> None:
+@command(context_app, "context use")
+def use(context_name: NameArgument) -> None:
     """Make this the context of commands that name none."""
     from fedsilo.cli import contexts
 
     with contexts.changing():
         contexts.context_named(context_name)
         path = contexts.write(contexts.contexts(), context_name)
-    emit(
-        "context use",
-        {"file": str(path), "current": context_name},
-        json_output=json_output,
-        text=f"{context_name} is used",
-    )
+    emit({"file": str(path), "current": context_name}, f"{context_name} is used")
 
 
-@context_app.command("add")
-@guarded("context add")
+@command(context_app, "context add")
 def add(
     name: NameArgument,
     config: Annotated[
@@ -203,12 +179,9 @@ def add(
     ] = None,
     operator_key: Annotated[Path | None, typer.Option("--operator-key", help="Its key; only its path is kept.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a context of that name.")] = False,
-    json_output: JsonOption = False,
 ) -> None:
     """Keep a daemon under a name. The first one kept is the one that is used."""
     from fedsilo.cli import contexts
-    from fedsilo.cli.daemons import chosen_daemon
-    from fedsilo.protocol.errors import ConflictError, UsageError
 
     if (config is None) == (socket is None) or (config is not None and silo):
         raise UsageError("say which daemon: --config FILE, or --socket PATH with --silo NAME for a silo's")
@@ -228,16 +201,13 @@ def add(
         current = contexts.current_context() or name
         path = contexts.write(known, current)
     emit(
-        "context add",
         {"file": str(path), "name": name, "current": current},
-        json_output=json_output,
-        text=f"{name} stands for the {entry.kind} {entry.site} at {entry.socket}".replace("  ", " "),
+        f"{name} stands for the {entry.kind} {entry.site} at {entry.socket}".replace("  ", " "),
     )
 
 
-@context_app.command("remove")
-@guarded("context remove")
-def remove(context_name: NameArgument, json_output: JsonOption = False) -> None:
+@command(context_app, "context remove")
+def remove(context_name: NameArgument) -> None:
     """Forget a context; the daemon is not touched."""
     from fedsilo.cli import contexts
 
@@ -247,9 +217,4 @@ def remove(context_name: NameArgument, json_output: JsonOption = False) -> None:
         left = {name: entry for name, entry in contexts.contexts().items() if name != context_name}
         current = "" if current == context_name else current
         path = contexts.write(left, current)
-    emit(
-        "context remove",
-        {"file": str(path), "current": current},
-        json_output=json_output,
-        text=f"{context_name} is forgotten",
-    )
+    emit({"file": str(path), "current": current}, f"{context_name} is forgotten")

@@ -11,15 +11,26 @@ import inspect
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from fedsilo.cli import output
-from fedsilo.cli.output import JsonOption, VersionOption, emit, ended_by, guarded, takes_signs
+from fedsilo.cli.options import require_plain_file
+from fedsilo.cli.output import (
+    VersionOption,
+    command,
+    emit,
+    ended_by,
+    existing,
+    guarded,
+    running,
+    takes_signs,
+)
+from fedsilo.protocol.errors import ConflictError, OperationError, UsageError
 from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
@@ -37,8 +48,7 @@ NO_NAME = "daemon"  # of what is attached to by --socket
 Files: TypeAlias = "tuple[Path | None, Path | None]"  # a person's certificate, and the key to it
 
 
-@app.command()
-@guarded("fedconsole")
+@command(app, "fedconsole")
 def fedconsole(
     socket: Annotated[Path | None, typer.Option("--socket", help="Control socket of the daemon.")] = None,
     context: Annotated[
@@ -79,11 +89,8 @@ def fedconsole(
         bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal, to mark and copy text with it.")
     ] = False,
     version: VersionOption = False,
-    json_output: JsonOption = False,
 ) -> None:
     """Open the console, or with --once print what it would show."""
-    from fedsilo.protocol.errors import UsageError
-
     if replay is not None and (socket is not None or context):
         raise UsageError("a daemon or a recording: one of the two", hint="--socket or --context, or --replay")
     chosen = theme_named(theme)
@@ -91,7 +98,7 @@ def fedconsole(
         raise UsageError("--operator-certificate and --operator-key go together")
     if replay is None and (speed != 1.0 or at):
         raise UsageError("--speed and --at are of a recording", hint="fedconsole --replay FILE")
-    printed = once or json_output
+    printed = once or running().json_output
     if screen != OVERVIEW and not printed:
         raise UsageError("--screen says what --once prints", hint=f"fedconsole --once --screen {screen}")
     if replay is not None and (record is not None or include_local):
@@ -108,7 +115,7 @@ def fedconsole(
         watched = _from_daemon(entries[0].socket, entries[0].site, _recording(record, include_local))
     try:
         if printed:
-            _print_once(watched, screen, ascii_only=ascii_only or not takes_signs(), json_output=json_output)
+            _print_once(watched, screen, ascii_only=ascii_only or not takes_signs())
         else:
             origins = _origins(theme, ascii_only=ascii_only, read_only=read_only, no_mouse=no_mouse)
             files = operator_certificate, operator_key
@@ -126,8 +133,6 @@ def fedconsole(
         if watched.file is not None:
             watched.file.close()
     if watched.file is not None and watched.file.trouble:
-        from fedsilo.protocol.errors import OperationError
-
         raise OperationError(f"the recording is not whole: {watched.file.trouble}")
 
 
@@ -137,8 +142,6 @@ def theme_named(given: str) -> str:
     Raises:
         UsageError: there is none of that name.
     """
-    from fedsilo.protocol.errors import UsageError
-
     if not given:
         return "fed-mono" if "NO_COLOR" in os.environ else "fed-dark"
     name = given if given.startswith("fed-") else f"fed-{given}"
@@ -227,7 +230,6 @@ def _from_daemon(path: Path, site: str, file: RecordingFile | None) -> _Watched:
 def _from_recording(path: Path, speed: float, at: float, *, still: bool) -> _Watched:
     """still: it stands at `at`, for what is printed once."""
     from console.recording import Replay
-    from fedsilo.cli.options import require_plain_file
 
     require_plain_file(path, hint="fedconsole --record FILE makes a recording")
     replay = Replay(path, speed=speed)
@@ -239,8 +241,6 @@ def _from_recording(path: Path, speed: float, at: float, *, still: bool) -> _Wat
 
 def _recording(path: Path | None, word: str) -> RecordingFile | None:
     """Raises UsageError: local data without the word. ConflictError, OperationError: the file cannot be made."""
-    from fedsilo.protocol.errors import UsageError
-
     if path is None:
         if word:
             raise UsageError("--include-local says what --record writes", hint="fedconsole --record FILE")
@@ -257,8 +257,6 @@ def _recording(path: Path | None, word: str) -> RecordingFile | None:
 
 def need_terminal() -> None:
     """Check the terminal. Raises UsageError: there is none that a console can be drawn on."""
-    from fedsilo.protocol.errors import UsageError
-
     twin = "silo status, silo approvals list|show|approve|reject, coordinator status"
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("there is no terminal to draw on", hint=f"as text: fedconsole --once, {twin}")
@@ -276,7 +274,6 @@ def _contexts(socket: Path | None, given: Sequence[str]) -> list[ContextEntry]:
         UsageError: none or another form. NotFoundError: no such name. NotAllowedError: others may write the file.
     """
     from fedsilo.cli.contexts import ContextEntry, context_given, contexts, current_context
-    from fedsilo.protocol.errors import UsageError
 
     if socket is not None and given:
         raise UsageError("--socket and --context: one of the two", hint="--context again for more daemons")
@@ -361,13 +358,10 @@ def _open(watched: _Watched, files: Files, *, read_only: bool, **options: Any) -
     )
 
 
-def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output: bool) -> None:
+def _print_once(watched: _Watched, screen: str, *, ascii_only: bool) -> None:
     import shutil
-    import time
-    from dataclasses import replace
 
     from console.feed import Store
-    from fedsilo.protocol.errors import ConflictError
     from fedsilo.views.lines import ASCII, UNICODE, in_ascii, to_text
 
     client = watched.connect()
@@ -412,7 +406,7 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
     data = {"time": reading.time, "policy_digest": reading.policy_digest, "state": reading.state}
     if banner:
         data["told"] = banner
-    emit("fedconsole", data, json_output=json_output, text=text)
+    emit(data, text)
 
 
 def _approvals_lines(snapshot: Any, now: float, cells: int) -> list[Any]:
@@ -453,7 +447,6 @@ def _console(ctx: typer.Context, **options: Any) -> None:
     if ctx.invoked_subcommand is None:
         fedconsole(**options)
         return
-    from fedsilo.protocol.errors import UsageError
 
     given = [name for name in options if getattr(ctx.get_parameter_source(name), "name", "DEFAULT") != "DEFAULT"]
     if given:
@@ -472,8 +465,7 @@ _console.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 program.callback(invoke_without_command=True)(_console)
 
 
-@program.command("serve")
-@guarded("fedconsole serve")
+@command(program, "fedconsole serve")
 def serve(
     socket: SocketOption = None,
     context: ContextOption = "",
@@ -493,21 +485,19 @@ def serve(
     ] = None,
     ascii_only: AsciiOption = False,
     theme: ThemeOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Show the console in one browser, read-only, until Ctrl-C. Nothing can be approved or rejected there."""
     from console.serving import Serving, check_bind
     from console.serving import serve as serve_until_told
-    from fedsilo.protocol.errors import UsageError
 
     chosen = theme_named(theme)
     if sum([replay is not None, socket is not None or bool(context)]) != 1:
         hint = "fedconsole serve --socket PATH, --context silo:NAME=PATH or --replay FILE"
         raise UsageError("say what is shown: a daemon or a recording", hint=hint)
     check_bind(bind, behind_proxy)
-    if url_file is None and not json_output and output.quiet.get():
+    if url_file is None and not running().json_output and running().quiet:
         raise UsageError("--quiet would not print the start URL", hint="--url-file FILE writes it into a file")
-    if url_file is None and not json_output and not sys.stdout.isatty():
+    if url_file is None and not running().json_output and not sys.stdout.isatty():
         raise UsageError(
             "the start URL lets its reader in, and standard output is no terminal",
             hint="--url-file FILE keeps it out of a log; --json prints it all the same",
@@ -523,18 +513,11 @@ def serve(
 
             write_private(url_file, f"{url}\n".encode())
             emit(
-                "fedconsole serve",
                 {**where, "url_file": str(url_file)},
-                json_output=json_output,
-                text=f"The start URL is in {url_file}; it is good once, for 10 minutes. Ctrl-C ends.",
+                f"The start URL is in {url_file}; it is good once, for 10 minutes. Ctrl-C ends.",
             )
         else:
-            emit(
-                "fedconsole serve",
-                {**where, "url": url},
-                json_output=json_output,
-                text=f"Open this once, within 10 minutes:\n\n  {url}\n\nRead-only. Ctrl-C ends.",
-            )
+            emit({**where, "url": url}, f"Open this once, within 10 minutes:\n\n  {url}\n\nRead-only. Ctrl-C ends.")
 
     serve_until_told(how, ready, lambda line: typer.echo(f"fedconsole serve: {harmless(line, lines=True)}", err=True))
 
@@ -542,8 +525,6 @@ def serve(
 def _shown(socket: Path | None, context: str, replay: Path | None) -> list[str]:
     """Return the arguments of the console process that say what to show. Raises UsageError, NotFoundError."""
     if replay is not None:
-        from fedsilo.cli.output import existing
-
         return ["--replay", str(existing(replay).resolve())]
     path, site = _where(socket, context)
     return ["--socket", str(path.resolve()), "--site", site]

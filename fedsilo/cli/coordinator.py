@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -37,21 +40,22 @@ from fedsilo.cli.options import (
     TemplateOption,
     TokensOption,
     given,
+    read_document,
     size_text,
 )
 from fedsilo.cli.output import (
-    JsonOption,
     PersonOption,
     TimeoutOption,
+    command,
     emit,
     facts_text,
-    guarded,
     recorded,
     table,
     takes_version,
 )
+from fedsilo.files.durable import free_bytes, holder_of, read_private, undone_on_failure
 from fedsilo.protocol.clocks import utc
-from fedsilo.protocol.errors import NotFoundError
+from fedsilo.protocol.errors import NotFoundError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from coordinator.backup import Kept
@@ -64,20 +68,12 @@ if TYPE_CHECKING:
 # ---- `coordinator backup` and `restore` ------------------------------------------------------------------------------
 
 
-def add_to(app: typer.Typer) -> None:
-    """Make these commands part of `coordinator`."""
-    app.command()(backup)
-    app.command()(restore)
-
-
-@guarded("coordinator backup")
 def backup(
     out: Annotated[Path, typer.Option("--out", help="New folder; it holds what silos sent, so keep it as state_dir.")],
     config: CoordinatorOption = COORDINATOR_YAML,
     with_keys: Annotated[
         bool, typer.Option("--with-keys", help="The private keys too: who has the backup is then the coordinator.")
     ] = False,
-    json_output: JsonOption = False,
 ) -> None:
     """Copy database, audit log, payloads, results and files into a folder, signed; the coordinator may run meanwhile.
 
@@ -87,7 +83,6 @@ def backup(
     from certs.encoding import load_signing_key
     from coordinator.backup import make_backup, put_into
     from coordinator.config import load_config
-    from fedsilo.files.durable import read_private
 
     loaded = load_config(config)
     key = load_signing_key(read_private(loaded.identity.signing_key))
@@ -119,10 +114,9 @@ def backup(
     }
     text = f"wrote {out}: {data['files']} files, {size} bytes, an audit log of {data['log_size']} records"
     text += "" if with_keys else "; no private key"
-    emit("coordinator backup", data, json_output=json_output, text=text, warnings=[*warnings, *left_out])
+    emit(data, text, warnings=[*warnings, *left_out])
 
 
-@guarded("coordinator restore")
 def restore(
     folder: Annotated[Path, typer.Argument(metavar="BACKUP", help="Folder that `coordinator backup` wrote.")],
     config: CoordinatorOption = COORDINATOR_YAML,
@@ -138,7 +132,6 @@ def restore(
             help="This coordinator's .note in audit/witnessed/ of a silo's state_dir: nothing older is restored.",
         ),
     ] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Fill an empty state_dir and database from a backup; where --config is missing, from its files too.
 
@@ -175,7 +168,7 @@ def restore(
     }
     text = f"{loaded.state_dir} is as of {manifest['made_at']}, with an audit log of {data['log_size']} records\n"
     text += f"next: coordinator check --config {config}"
-    emit("coordinator restore", data, json_output=json_output, text=text, warnings=warnings)
+    emit(data, text, warnings=warnings)
 
 
 def _kept(config: CoordinatorConfig) -> Kept:
@@ -215,12 +208,12 @@ _messages = cli_messages.Program(
     },
 )
 cli_messages.add_to(app, _messages)
-add_to(app)
+command(app, "coordinator backup")(backup)
+command(app, "coordinator restore")(restore)
 cli_transfer.add_to_coordinator(app)
 
 
-@app.command()
-@guarded("coordinator init")
+@command(app, "coordinator init")
 def init(
     federation: Annotated[str, typer.Option("--federation", help="Name of the federation.")],
     silos: Annotated[str, typer.Option("--silos", help="Names with commas; aggregation follows this order.")],
@@ -256,19 +249,14 @@ def init(
     template: TemplateOption = "",
     person: PersonOption = [],  # noqa: B006  # typer reads the default, nobody changes it
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
-    json_output: JsonOption = False,
 ) -> None:
     """Write federation.json (for the sites), coordinator.yaml, charter.yaml and lora_schema.json.
 
     --run says how large the runs will be: the limits of every site's policy follow from it unless the site says
     otherwise. Without it they hold the run that `fedsilo run init` writes; --rounds to --learning-rate change a number.
     """
-    import time
-
     from coordinator.setup import InitInputs, init_coordinator
-    from fedsilo.cli.options import read_document
     from fedsilo.demo.provision import people_of, write_coordinator_key, write_roles
-    from fedsilo.files.durable import undone_on_failure
     from fedsilo.files.model_folder import choice_of
     from fedsilo.files.run_request import EXAMPLE, size_of_run
     from policies.render import PlanSize
@@ -318,10 +306,8 @@ def init(
             force=force,
         )
     emit(
-        "coordinator init",
         result,
-        json_output=json_output,
-        text=f"wrote {result['config']}, {result['charter']}, {result['schema']}\n"
+        f"wrote {result['config']}, {result['charter']}, {result['schema']}\n"
         f"{size_text(result['plan_size'])}\n"
         f"give {result['bundle']} to every site\nnext: coordinator check --config {result['config']}",
     )
@@ -329,10 +315,8 @@ def init(
 
 def _require_context(run: Path, asked_tokens: int, model: Path) -> None:
     """A run whose answers may be longer than the model's context is refused when it is submitted: rather now."""
-    from fedsilo.cli.options import read_document
     from fedsilo.files.model_facts import read_model_facts
     from fedsilo.files.run_request import read_request
-    from fedsilo.protocol.errors import UsageError
 
     context = read_model_facts(model).context_tokens
     if asked_tokens > context:
@@ -343,13 +327,11 @@ def _require_context(run: Path, asked_tokens: int, model: Path) -> None:
         )
 
 
-@app.command()
-@guarded("coordinator check")
-def check(config: CoordinatorOption = COORDINATOR_YAML, json_output: JsonOption = False) -> None:
+@command(app, "coordinator check")
+def check(config: CoordinatorOption = COORDINATOR_YAML) -> None:
     """Read everything a start needs and compare it; changes nothing."""
     from coordinator.config import load_config
     from coordinator.main import check as check_files
-    from fedsilo.files.durable import free_bytes
 
     checked = check_files(load_config(config))
     data = {
@@ -362,21 +344,14 @@ def check(config: CoordinatorOption = COORDINATOR_YAML, json_output: JsonOption 
         "state_dir_free_bytes": free_bytes(checked.config.state_dir),
     }
     emit(
-        "coordinator check",
-        data,
-        json_output=json_output,
-        text=lambda: table(("what", "value"), ((key, value) for key, value in data.items())),
-        warnings=checked.warnings,
+        data, lambda: table(("what", "value"), ((key, value) for key, value in data.items())), warnings=checked.warnings
     )
 
 
-@app.command()
-@guarded("coordinator start")
-def start(config: CoordinatorOption = COORDINATOR_YAML, json_output: JsonOption = False) -> None:
+@command(app, "coordinator start")
+def start(config: CoordinatorOption = COORDINATOR_YAML) -> None:
     """Serve until SIGTERM or Ctrl-C. Prints one line when silos may dial."""
     import logging
-    import os
-    import sys
 
     # gRPC reads this when it loads, and what it says of failed handshakes becomes lines of our own log.
     from coordinator.native_log import ENVIRONMENT
@@ -393,7 +368,6 @@ def start(config: CoordinatorOption = COORDINATOR_YAML, json_output: JsonOption 
 
     def ready(where: Ready) -> None:
         emit(
-            "coordinator start",
             {
                 "federation": where.federation,
                 "coordinator": where.coordinator,
@@ -401,16 +375,14 @@ def start(config: CoordinatorOption = COORDINATOR_YAML, json_output: JsonOption 
                 "port": where.port,
                 "control_socket": where.control_socket,
             },
-            json_output=json_output,
-            text=f"coordinator {where.federation}/{where.coordinator} ready on {where.address}, "
+            f"coordinator {where.federation}/{where.coordinator} ready on {where.address}, "
             f"control socket {where.control_socket}",
         )
 
     run_coordinator(config, ready=ready)
 
 
-@app.command()
-@guarded("coordinator status")
+@command(app, "coordinator status")
 def status(
     config: Annotated[
         Path | None,
@@ -419,13 +391,12 @@ def status(
         ),
     ] = None,
     context: ContextOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """State of the running coordinator: address, silos, runs."""
     chosen = context_daemon("coordinator", context, config, here=COORDINATOR_YAML)
     state, now = _state(chosen.connect() if chosen else coordinator_client(config or COORDINATOR_YAML))
 
-    emit("coordinator status", state, json_output=json_output, text=lambda: status_text(state, now))
+    emit(state, lambda: status_text(state, now))
 
 
 def status_text(state: FreeForm, now: str) -> str:
@@ -448,8 +419,7 @@ def status_text(state: FreeForm, now: str) -> str:
     return "\n".join(lines)
 
 
-@app.command("accept-clock")
-@guarded("coordinator accept-clock")
+@command(app, "coordinator accept-clock")
 def accept_clock(
     operator: OperatorOption,
     config: CoordinatorOption = COORDINATOR_YAML,
@@ -457,7 +427,6 @@ def accept_clock(
         str, typer.Option("--expect-digest", help="Of the clock, as `coordinator status` showed it to you.")
     ] = "",
     request_id: RequestOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Go on by the clock as it is now: no later time that was seen is compared with any more, and a jump that was kept
     out is followed (approvers)."""
@@ -468,33 +437,22 @@ def accept_clock(
         if not stands:
             raise NotFoundError("time does not stand still here", hint="`coordinator status` says where it does")
         digest, hint = str(stands["digest"]), "`coordinator status --json` names it: data.clock.digest"
-        confirm(digest, "", f"{stands['told']}\n{clock_now()}", hint=hint, json_output=json_output)
+        confirm(digest, "", f"{stands['told']}\n{clock_now()}", hint=hint)
     data = coordinator_command(config, operator, "clock.accept", {"halt": digest}, request_id)
     now, released = utc(data["accepted"]), utc(data["released"])
     emit(
-        "coordinator accept-clock",
         data,
-        json_output=json_output,
-        text=f"the clock counts as it is now, {now}; all went by {released} before, which is compared with no more"
+        f"the clock counts as it is now, {now}; all went by {released} before, which is compared with no more"
         f"{recorded(data)}",
     )
 
 
-@app.command()
-@guarded("coordinator stop")
-def stop(
-    config: CoordinatorOption = COORDINATOR_YAML,
-    timeout: TimeoutOption = 30.0,
-    json_output: JsonOption = False,
-) -> None:
+@command(app, "coordinator stop")
+def stop(config: CoordinatorOption = COORDINATOR_YAML, timeout: TimeoutOption = 30.0) -> None:
     """End the coordinator cleanly (SIGTERM by its own user); calls in flight may finish."""
-    import os
-    import signal
 
     from coordinator.config import load_config
     from fedsilo.demo.processes import wait_for_end
-    from fedsilo.files.durable import holder_of
-    from fedsilo.protocol.errors import UnreachableError
 
     lock = load_config(config).state_dir / "lock"
     process_id = holder_of(lock)
@@ -503,35 +461,25 @@ def stop(
         wait_for_end(lock, timeout)
     else:
         raise UnreachableError("no coordinator is running in this state_dir")
-    emit("coordinator stop", {"process": process_id}, json_output=json_output, text=f"process {process_id} has ended")
+    emit({"process": process_id}, f"process {process_id} has ended")
 
 
-@silos_app.command("list")
-@guarded("coordinator silos list")
-def silos_list(config: CoordinatorOption = COORDINATOR_YAML, json_output: JsonOption = False) -> None:
+@command(silos_app, "coordinator silos list")
+def silos_list(config: CoordinatorOption = COORDINATOR_YAML) -> None:
     """List the silos that have joined, were refused (and why), or are absent."""
     from fedsilo.control.answers import MemberRow, read_rows
 
     state, now = _state(coordinator_client(config))
     rows = state["silos"]
-    emit(
-        "coordinator silos list",
-        rows,
-        json_output=json_output,
-        text=lambda: _silo_table(read_rows(MemberRow, rows), now),
-    )
+    emit(rows, lambda: _silo_table(read_rows(MemberRow, rows), now))
 
 
-@silos_app.command("show")
-@guarded("coordinator silos show")
+@command(silos_app, "coordinator silos show")
 def silos_show(
     name: Annotated[str, typer.Argument(help="Of the silo, from `coordinator silos list`.")],
     config: CoordinatorOption = COORDINATOR_YAML,
-    json_output: JsonOption = False,
 ) -> None:
     """Show one silo: whether it joined, what it reported, and when it was last heard."""
-    from fedsilo.protocol.errors import NotFoundError
-
     row = next((row for row in _state(coordinator_client(config))[0]["silos"] if row["silo"] == name), None)
     if row is None:
         raise NotFoundError(f"no silo of that name is listed: {name[:64]!r}", hint="coordinator silos list")
@@ -542,15 +490,13 @@ def silos_show(
         rows = [*facts.items(), ("refused because", _reason(row["refusal"])), *said.items()]
         return table(("what", "value"), ((key, "-" if value in ("", None) else value) for key, value in rows))
 
-    emit("coordinator silos show", row, json_output=json_output, text=text)
+    emit(row, text)
 
 
-@app.command()
-@guarded("coordinator logs")
+@command(app, "coordinator logs")
 def logs(
     config: CoordinatorOption = COORDINATOR_YAML,
     follow: Annotated[bool, typer.Option("--follow", help="Go on as events happen.")] = False,
-    json_output: JsonOption = False,
 ) -> None:
     """Events of the running coordinator, oldest first; with --json one envelope a line."""
     with coordinator_client(config) as client:
@@ -560,7 +506,7 @@ def logs(
         for event in client.watch(0):
             data = {"sequence": event.sequence, "time": event.time, "name": event.name, "fields": event.fields}
             text = f"{event.time} {event.name} {facts_text(event.fields)}"
-            emit("coordinator logs", data, json_output=json_output, text=text)
+            emit(data, text)
             if not follow and event.sequence >= last:
                 return
 

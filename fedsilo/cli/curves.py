@@ -25,7 +25,8 @@ from fedsilo.cli.daemons import (
     party_text,
 )
 from fedsilo.cli.messages import columns_text
-from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.output import csv_text as text_of
+from fedsilo.cli.output import emit, running, table
 from fedsilo.files.durable import make_private_directory, write_durably
 from fedsilo.files.extras import install_hint
 from fedsilo.protocol.errors import OperationError, UsageError
@@ -96,7 +97,6 @@ TEXT_CELLS = 100
 CSV_COLUMNS = ("run", "name", "silo", "source", "unit", "x", "round", "step", "value", "low", "high", "n", "n_exact")
 
 
-@guarded("curves")
 def curves(
     config: Annotated[
         Path | None,
@@ -119,19 +119,17 @@ def curves(
         Path | None,
         typer.Option("--tensorboard", metavar="FOLDER", help="Also write event files below this folder (--logdir)."),
     ] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Figures by round or step: pass@1 with n and its 95 % interval, reward, KL, update norm, gap between silos.
 
     Without --coordinator the figures are those of the current context, or else of the site in silo.yaml.
     """
     from fedsilo.control.answers import Curves, read
-    from fedsilo.protocol.errors import UsageError
 
     if coordinator is not None and (config is not None or context):
         other = "--config" if config is not None else "--context"
         raise UsageError(f"{other} and --coordinator name two daemons", hint="give one of them")
-    if csv and json_output:
+    if csv and running().json_output:
         raise UsageError("--csv and --json are two forms of one answer", hint="give one of them")
     asked = {"run": run or None, "names": ",".join(names or ()) or None, "x": x or None}
     daemon = _daemon(context, config, coordinator)
@@ -139,13 +137,11 @@ def curves(
         data = client.query("curves", asked)
         answer = read(Curves, data)
         written = write_events(tensorboard, answer) if tensorboard is not None else []
-        whose = "" if json_output or csv else party_text(client.snapshot().state)
+        whose = "" if running().json_output or csv else party_text(client.snapshot().state)
     whose += f", context {daemon.context}" if daemon.context else ""
     chosen = _curves_text if values or names else _last_text
     told = "".join(f"\nwrote {path}" for path in written)
-    emit(
-        "curves", data, json_output=json_output, text=lambda: csv_text(answer) if csv else chosen(answer, whose) + told
-    )
+    emit(data, lambda: csv_text(answer) if csv else chosen(answer, whose) + told)
 
 
 def _daemon(context: str, config: Path | None, coordinator: Path | None) -> Daemon:
@@ -166,7 +162,6 @@ def _values(answer: Curves) -> list[FigureValue]:
 
 def csv_text(answer: Curves) -> str:
     """Return one line for each value, after a header line."""
-    from fedsilo.cli.output import csv_text as text_of
     from fedsilo.control.answers import to_json
 
     rows = [{**to_json(row), "run": answer.run} for row in _values(answer)]
@@ -212,17 +207,15 @@ def _table(answer: Curves, whose: str, rows: Sequence[FigureValue], *more: Colum
     )
 
 
-@guarded("silo round")
 def silo_round(
     run: Annotated[str, typer.Option("--run", help="Which run; the newest by default.")] = "",
     number: Annotated[int | None, typer.Option("--round", min=1, help="Which round; the newest by default.")] = None,
     config: SiloOption = SILO_YAML,
-    json_output: JsonOption = False,
 ) -> None:
     """Show one round as this silo knows it: its own phases with their durations, and the verdict on each other silo."""
     with client_of(load_site(config)) as client:
         data = client.query("round", {"run": run or None, "round": number})
-    emit("silo round", data, json_output=json_output, text=lambda: round_text(data))
+    emit(data, lambda: round_text(data))
 
 
 def round_text(data: Any) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from fedsilo.cli.output import running
+from fedsilo.files.durable import read_regular
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, NotFoundError, UsageError
 from fedsilo.protocol.text import harmless
@@ -143,7 +145,6 @@ def context_daemon(kind: str, context: str, config: Path | None, *, here: Path |
 
 def kind_of(path: Path) -> Kind:
     """What a file is, by a key that only its kind has. Raises UsageError: none of the three. NotFoundError."""
-    from fedsilo.files.durable import read_regular
     from fedsilo.protocol.strict_yaml import load
 
     value = load(read_regular(path), str(path)).value
@@ -225,7 +226,7 @@ def operator_of(site: SiloConfig, name: str) -> Operator:
     return Operator(site.silo, folder / f"{name}.crt", folder / f"{name}.key", site.federation)
 
 
-def command(config: SiloConfig, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
+def silo_command(config: SiloConfig, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
     """Carry out a command as a person; what the daemon answered."""
     from fedsilo.control.client import sign_as
 
@@ -291,7 +292,7 @@ def type_back(digest: str) -> None:
         )
 
 
-def confirm(digest: str, expected: str, shown: str, *, hint: str, json_output: bool = False) -> None:
+def confirm(digest: str, expected: str, shown: str, *, hint: str) -> None:
     """Nobody signs what was not shown.
 
     Args:
@@ -299,7 +300,6 @@ def confirm(digest: str, expected: str, shown: str, *, hint: str, json_output: b
         expected: what the person names; empty: it is shown and typed back.
         shown: text.
         hint: where the digest is found.
-        json_output: nothing but JSON may be printed, so nobody can be asked.
 
     Raises:
         ConflictError: another digest was named (STALE_VIEW).
@@ -309,7 +309,7 @@ def confirm(digest: str, expected: str, shown: str, *, hint: str, json_output: b
         if expected.removeprefix("sha256:") != digest:
             raise ConflictError(f"what is there now has the digest {digest}", hint="read it again", code="STALE_VIEW")
         return
-    if json_output:
+    if running().json_output:  # nothing but JSON may be printed, so nobody can be asked
         raise UsageError("with --json this needs --expect-digest", hint=hint)
     require_terminal("--expect-digest", hint)
     typer.echo(harmless(f"{shown}\nsha256:{digest}", lines=True))

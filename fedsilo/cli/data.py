@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.output import command, emit, running, table
 
 model_app = typer.Typer(no_args_is_help=True, help="The tiny base model of the demo.")
 data_app = typer.Typer(no_args_is_help=True, help="Task files and data folders for the demo.")
@@ -29,15 +29,13 @@ def _model() -> None:
     """The tiny base model of the demo."""
 
 
-@model_app.command("build")
-@guarded("model build")
+@command(model_app, "model build")
 def build(
     tokenizer: Annotated[
         TokenizerKind, typer.Option("--tokenizer", help="digits: the demo's own set; bytes: any UTF-8 text.")
     ] = TokenizerKind.digits,
     seed: _SeedOption = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; by default the cache.")] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Build a small Qwen3 model from a seed, or find it in the cache. Needs the `silo` extra (torch)."""
     from fedsilo.demo import tiny_model
@@ -48,7 +46,7 @@ def build(
     def show(done: int, total: int) -> None:
         nonlocal built
         built = True
-        if not json_output and (done % 25 == 0 or done == total):
+        if not running().json_output and (done % 25 == 0 or done == total):
             sys.stderr.write(f"\rbuilding the base model: step {done} of {total}" + ("\n" if done == total else ""))
             sys.stderr.flush()
 
@@ -58,26 +56,23 @@ def build(
         tiny_model.build_model(recipe, out, progress=show)
         folder = out
     data = {"folder": str(folder), "recipe_sha256": recipe.digest, "built": built, "tokenizer": tokenizer.value}
-    emit("model build", data, json_output=json_output, text=str(folder))
+    emit(data, str(folder))
 
 
-@data_app.command("make-demo")
-@guarded("data make-demo")
+@command(data_app, "data make-demo")
 def make_demo(
     out: _OutArgument,
     seed: _SeedOption = 0,
     silos: Annotated[int, typer.Option("--silos", min=1, max=64, help="Number of private files.")] = 4,
-    json_output: JsonOption = False,
 ) -> None:
     """Write the demo's own set: questions on digit strings in eight topics, split unevenly over the silos."""
     from fedsilo.demo.data import write_digit_folder
 
     folder = write_digit_folder(out, seed, silos=silos)
-    _emit_folder("data make-demo", folder, json_output)
+    _emit_folder(folder)
 
 
-@data_app.command("from-sets")
-@guarded("data from-sets")
+@command(data_app, "data from-sets")
 def from_sets(
     out: _OutArgument,
     sets: Annotated[
@@ -93,7 +88,6 @@ def from_sets(
     public_rows: Annotated[int, typer.Option("--public-rows", min=1, help="At most.")] = 200,
     held_out_rows: Annotated[int, typer.Option("--held-out-rows", min=1, help="At most.")] = 64,
     seed: _SeedOption = 0,
-    json_output: JsonOption = False,
 ) -> None:
     """Write a folder for `fedsilo demo --data` from public data sets (gsm8k, dmmath, medqa, ...)."""
     from fedsilo.demo.data import DEFAULT_PRIVATE, write_sets_folder
@@ -109,15 +103,13 @@ def from_sets(
         public_rows=public_rows,
         held_out_rows=held_out_rows,
     )
-    _emit_folder("data from-sets", folder, json_output)
+    _emit_folder(folder)
 
 
-@data_app.command("check")
-@guarded("data check")
+@command(data_app, "data check")
 def check(
     file: Annotated[Path, typer.Argument(help="Task file, JSONL.")],
     verifier: Annotated[str, typer.Option("--verifier", help="As in silo.yaml: math, choice, math*0.9+format*0.1 ...")],
-    json_output: JsonOption = False,
 ) -> None:
     """Read a task file as a silo would: count and list bad lines; 5 % or more is an error."""
     from fedsilo.files.task_files import PUBLIC, read_tasks, refuse_bad_references
@@ -139,15 +131,13 @@ def check(
         "problems": [{"line": line, "reason": reason} for line, reason in tasks.problems],
     }
     emit(
-        "data check",
         data,
-        json_output=json_output,
-        text=f"{file}: {len(tasks.rows)} rows, sha256 {tasks.sha256}",
+        f"{file}: {len(tasks.rows)} rows, sha256 {tasks.sha256}",
         warnings=[f"line {line}: {reason}" for line, reason in tasks.problems],
     )
 
 
-def _emit_folder(command: str, folder: Any, json_output: bool) -> None:
+def _emit_folder(folder: Any) -> None:
     """Show what a data folder holds; `folder` is a fedsilo.demo.data.DataFolder."""
     from fedsilo.files.task_files import read_tasks
 
@@ -164,10 +154,8 @@ def _emit_folder(command: str, folder: Any, json_output: bool) -> None:
             }
         )
     emit(
-        command,
         {"folder": str(folder.root), "tokenizer": folder.description.tokenizer, "files": files},
-        json_output=json_output,
-        text=lambda: table(
+        lambda: table(
             ("file", "verifier", "rows", "topics", "sha256"),
             ([f["file"], f["verifier"], f["rows"], f["topics"], f["sha256"][:16]] for f in files),
         ),

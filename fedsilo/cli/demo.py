@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.output import emit, running, table, takes_signs
 from fedsilo.cli.silo import isolation_text
 from fedsilo.protocol.text import harmless
 
@@ -196,54 +196,46 @@ def demo(
             "--answer-minutes", min=0.1, help="End so long after the console was left with a release unanswered."
         ),
     ] = 10.0,
-    json_output: JsonOption = False,
 ) -> None:
     """Four organisations post-train one adapter over mTLS; see what left each, and check it."""
-    with guarded("demo", json_output=json_output):
-        from fedsilo.cli.own_names import refuse_foreign_names
+    from fedsilo.cli.own_names import refuse_foreign_names
 
-        refuse_foreign_names()
-        if replay:
-            _play()
-            return
-        from fedsilo.demo.attacks import LEAK
-        from fedsilo.demo.run import DemoOptions, run_demo
+    refuse_foreign_names()
+    if replay:
+        _play()
+        return
+    from fedsilo.demo.attacks import LEAK
+    from fedsilo.demo.run import DemoOptions, run_demo
 
-        on_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not json_output and not no_console
-        folder = out or _OUT / time.strftime("%Y%m%d-%H%M%S")
-        started = time.monotonic()
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not running().json_output and not no_console
+    folder = out or _OUT / time.strftime("%Y%m%d-%H%M%S")
+    started = time.monotonic()
 
-        def say(line: str) -> None:
-            sys.stderr.write(f"[{time.monotonic() - started:6.1f} s] {harmless(line, lines=True)}\n")
-            sys.stderr.flush()
+    def say(line: str) -> None:
+        sys.stderr.write(f"[{time.monotonic() - started:6.1f} s] {harmless(line, lines=True)}\n")
+        sys.stderr.flush()
 
-        # A demo that is told to end takes its processes along, whoever tells it: a closed terminal, a service manager,
-        # or a script that started it in the background, where the shell has Ctrl-C ignored.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _interrupt)
-        options = DemoOptions(
-            out=folder.absolute(),
-            seed=seed,
-            silos=silos,
-            rounds=rounds,
-            local_steps=local_steps,
-            method=method,
-            exchange=exchange,
-            data=data.absolute() if data else None,
-            compare=compare,
-            hold=on_terminal,
-            answer_minutes=answer_minutes,
-            record=record,
-            attacks=tuple(dict.fromkeys(attack)) or (tuple(LEAK) if leak else ()),
-        )
-        result = run_demo(options, say, attend=_open_console if on_terminal else None)
-        emit(
-            "demo",
-            result.data,
-            json_output=json_output,
-            text=lambda: "\n" + report(result.data),
-            error=result.error,
-        )
+    # A demo that is told to end takes its processes along, whoever tells it: a closed terminal, a service manager,
+    # or a script that started it in the background, where the shell has Ctrl-C ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    options = DemoOptions(
+        out=folder.absolute(),
+        seed=seed,
+        silos=silos,
+        rounds=rounds,
+        local_steps=local_steps,
+        method=method,
+        exchange=exchange,
+        data=data.absolute() if data else None,
+        compare=compare,
+        hold=on_terminal,
+        answer_minutes=answer_minutes,
+        record=record,
+        attacks=tuple(dict.fromkeys(attack)) or (tuple(LEAK) if leak else ()),
+    )
+    result = run_demo(options, say, attend=_open_console if on_terminal else None)
+    emit(result.data, lambda: "\n" + report(result.data), error=result.error)
 
 
 def _play() -> None:
@@ -251,7 +243,6 @@ def _play() -> None:
     from fedsilo.cli.console import need_terminal
 
     need_terminal()
-    from fedsilo.cli.output import takes_signs
     from fedsilo.demo.playing import play
 
     play(ascii_only=not takes_signs(), theme_name="fed-mono" if "NO_COLOR" in os.environ else "fed-dark")

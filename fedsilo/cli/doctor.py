@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli.daemons import DEFAULTS
-from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.daemons import DEFAULTS, read_configuration
+from fedsilo.cli.output import command, emit, table
+from fedsilo.files.durable import DISK_BYTES_MIN, free_bytes
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import FedSiloError, OperationError
 
@@ -51,9 +52,8 @@ def add_to(app: typer.Typer, program: str) -> None:
     default = DEFAULTS.get(program)
     name = "doctor" if program == "fedsilo" else f"{program} doctor"
 
-    @app.command("doctor")
-    @guarded(name)
-    def doctor(config: ConfigOption = default, json_output: JsonOption = False) -> None:
+    @command(app, name)
+    def doctor(config: ConfigOption = default) -> None:
         """What is installed here, and whether names, clock, disk, socket and isolation will do. Changes nothing."""
         found = list(findings(program, config))
         rows = [vars(each) for each in found]
@@ -66,11 +66,9 @@ def add_to(app: typer.Typer, program: str) -> None:
             )
         words = {True: "ok", False: "FAILED", None: "-"}
         emit(
-            name,
             {"checks": rows},
-            json_output=json_output,
+            lambda: table(("", "check", "found"), ((words[each.ok], each.check, each.found) for each in found)),
             error=error,
-            text=lambda: table(("", "check", "found"), ((words[each.ok], each.check, each.found) for each in found)),
             warnings=[f"{each.check}: {each.hint}" for each in found if each.ok is None and each.hint],
         )
 
@@ -154,8 +152,6 @@ def _contexts() -> str:
 
 
 def _configured(config: Path | None) -> tuple[BaseModel | None, Finding]:
-    from fedsilo.cli.daemons import read_configuration
-
     read: list[BaseModel] = []
 
     def look() -> Finding:
@@ -170,8 +166,6 @@ def _configured(config: Path | None) -> tuple[BaseModel | None, Finding]:
 
 
 def _disk(folder: Path) -> Finding:
-    from fedsilo.files.durable import DISK_BYTES_MIN, free_bytes
-
     free = free_bytes(folder)
     text = f"{free} bytes free for {folder}"
     if free < DISK_BYTES_MIN:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.output import command, emit, table
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, OperationError, UsageError
 
 if TYPE_CHECKING:
@@ -52,14 +52,8 @@ def _known(path: Path, named: Path | None) -> tuple[Experiment, dict[Cell, Line]
     return experiment, known
 
 
-@app.command("plan")
-@guarded("experiment plan")
-def plan(
-    path: FileArgument,
-    results: ResultsOption = None,
-    jobs: JobsOption = None,
-    json_output: JsonOption = False,
-) -> None:
+@command(app, "experiment plan")
+def plan(path: FileArgument, results: ResultsOption = None, jobs: JobsOption = None) -> None:
     """List the cells, which of them have results, and how long the rest takes."""
     from fedsilo.experiment.design import cells_of, require_files
     from fedsilo.experiment.results import read_results
@@ -99,11 +93,10 @@ def plan(
         require_files(path)
     except NotFoundError as error:
         missing.append(error.message)
-    emit("experiment plan", data, json_output=json_output, text=text, warnings=missing)
+    emit(data, text, warnings=missing)
 
 
-@app.command("run")
-@guarded("experiment run")
+@command(app, "experiment run")
 def run(
     path: FileArgument,
     results: ResultsOption = None,
@@ -112,7 +105,6 @@ def run(
         list[str], typer.Option("--cell", help="SETTING/ROW/SEED: carry out this one, again if need be.")
     ] = [],  # noqa: B006  # typer reads it
     claim: Annotated[str, typer.Option("--claim", help="Carry out the cells of this claim alone.")] = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Tune where the file says so, and carry out the cells that have no result yet; what was finished stays."""
     from fedsilo.experiment.design import cell_named, read_experiment, require_files
@@ -133,21 +125,17 @@ def run(
         f"{ran.failed} of {ran.done + ran.failed} cells failed", hint="what succeeded stays; mend it and run again"
     )
     emit(
-        "experiment run",
         {"results": str(target), "carried_out": ran.done, "failed": ran.failed},
-        json_output=json_output,
-        text=f"{ran.done} cells carried out; fedsilo experiment table {path}",
+        f"{ran.done} cells carried out; fedsilo experiment table {path}",
         error=error if ran.failed else None,
     )
 
 
-@app.command("table")
-@guarded("experiment table")
+@command(app, "experiment table")
 def show_table(
     path: FileArgument,
     results: ResultsOption = None,
     form: Annotated[str, typer.Option("--form", help="text, markdown or latex.")] = "text",
-    json_output: JsonOption = False,
 ) -> None:
     """Show each row's figures and the verdict on each claim, from the results alone."""
     from fedsilo.experiment import results as shown
@@ -169,16 +157,13 @@ def show_table(
     parts = [f"{name}\n\n{draw(shown.HEADINGS, rows)}" for name, rows in tables.items() if rows]
     parts += [draw(shown.CLAIM_HEADINGS, claims)] if claims else []
     emit(
-        "experiment table",
         data,
-        json_output=json_output,
-        text="\n\n".join([*parts, shown.NOTE]),
+        "\n\n".join([*parts, shown.NOTE]),
         warnings=shown.doubts(experiment, shown.read_results(_results(path, results))),
     )
 
 
-@app.command("plot")
-@guarded("experiment plot")
+@command(app, "experiment plot")
 def plot(
     path: FileArgument,
     out: Annotated[Path, typer.Option("--out", help="Picture to write: .svg or .png.")],
@@ -187,7 +172,6 @@ def plot(
         str, typer.Option("--figure", help="Metric of rounds: pass_at_1; or figure of steps: PublicStep.alpha_mean.")
     ] = "pass_at_1",
     results: ResultsOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Draw one figure of each row over the rounds or steps, with the 95 % interval of its mean."""
     from fedsilo.experiment.plots import draw_curves, figures_of
@@ -204,16 +188,14 @@ def plot(
     if figure not in figures:
         raise UsageError(f"--figure {figure}", hint=f"one of: {', '.join(figures)}")
     draw_curves(experiment, known, tables[named], out, figure)
-    emit("experiment plot", {"picture": str(out)}, json_output=json_output, text=str(out))
+    emit({"picture": str(out)}, str(out))
 
 
-@app.command("report")
-@guarded("experiment report")
+@command(app, "experiment report")
 def report(
     path: FileArgument,
     out: Annotated[Path, typer.Option("--out", help="Page to write: NAME.md; its pictures go into pictures/NAME.")],
     results: ResultsOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Write a page with one line for each claim, the settings, what was tuned, and the tables of rows."""
     from fedsilo.experiment.report import write_report
@@ -227,16 +209,14 @@ def report(
     lines = read_results(_results(path, results))
     pictures = write_report(experiment, lines, out, f"fedsilo experiment report {path}")
     data = {"page": str(out), "pictures": [str(each) for each in pictures]}
-    emit("experiment report", data, json_output=json_output, text=str(out))
+    emit(data, str(out))
 
 
-@app.command("show")
-@guarded("experiment show")
+@command(app, "experiment show")
 def show(
     path: FileArgument,
     cell: Annotated[str, typer.Argument(metavar="SETTING/ROW/SEED", help="One cell.")],
     results: ResultsOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Show all that was measured in one cell, and the command that carries it out again."""
     from fedsilo.experiment.design import cell_named
@@ -250,18 +230,15 @@ def show(
         rows = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in line.items()]
         return f"{table(('what', 'value'), rows)}\nagain: fedsilo experiment run {path} --cell {cell}"
 
-    emit("experiment show", dict(line), json_output=json_output, text=text)
+    emit(dict(line), text)
 
 
-@app.command("work", hidden=True)
-@guarded("experiment work")
+@command(app, "experiment work", hidden=True)
 def work(
     path: FileArgument,
     folder: Annotated[Path, typer.Argument(help="Of this process's files, which it removes at its end.")],
-    json_output: JsonOption = True,
 ) -> None:
     """Carry out the cells that standard input names, one a line as JSON, and print a line of results for each."""
-    del json_output  # there is no other form
     from fedsilo.experiment.design import Cell, read_experiment
     from fedsilo.experiment.perform import perform
 

@@ -21,7 +21,7 @@ from fedsilo.cli import policy as cli_policy
 from fedsilo.cli import public as cli_public
 from fedsilo.cli import run as cli_run
 from fedsilo.cli import watch as cli_watch
-from fedsilo.cli.output import JsonOption, emit, guarded, table, takes_version
+from fedsilo.cli.output import command, emit, table, takes_version
 
 app = typer.Typer(
     name="fedsilo",
@@ -29,10 +29,10 @@ app = typer.Typer(
     help="Post-train one model together; let out only what each site's own policy names.",
 )
 takes_version(app)
-app.command("demo")(guarded("demo")(cli_demo.demo))
-app.command("watch")(cli_watch.watch)
-app.command("curves")(cli_curves.curves)
-app.command("metrics")(cli_metrics.metrics)
+command(app, "demo")(cli_demo.demo)
+command(app, "watch")(cli_watch.watch)
+command(app, "curves")(cli_curves.curves)
+command(app, "metrics")(cli_metrics.metrics)
 app.add_typer(cli_run.app, name="run")
 app.add_typer(cli_experiment.app, name="experiment")
 app.add_typer(cli_policy.app, name="policy")
@@ -41,16 +41,15 @@ app.add_typer(cli_certs.app, name="certs")
 app.add_typer(cli_data.model_app, name="model")
 app.add_typer(cli_data.data_app, name="data")
 app.add_typer(cli_public.app, name="public")
-app.command("grade")(cli_grade.grade)
+command(app, "grade")(cli_grade.grade)
 app.add_typer(cli_config.app, name="config")
 app.add_typer(cli_context.context_app, name="context")
-app.command("bundle")(cli_bundle.bundle)
+command(app, "bundle")(cli_bundle.bundle)
 doctor.add_to(app, "fedsilo")
 
 
-@app.command("version")
-@guarded("version")
-def version(json_output: JsonOption = False) -> None:
+@command(app, "version")
+def version() -> None:
     """Versions of FedSilo and of the libraries its results depend on, and where the examples lie."""
     import platform
     from importlib import metadata
@@ -65,4 +64,4 @@ def version(json_output: JsonOption = False) -> None:
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
     versions["examples"] = str(examples_folder())
-    emit("version", versions, json_output=json_output, text=lambda: table(("part", "version"), versions.items()))
+    emit(versions, lambda: table(("part", "version"), versions.items()))

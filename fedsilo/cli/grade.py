@@ -13,7 +13,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli.output import JsonOption, emit, guarded, write_err, write_out
+from fedsilo.cli.options import require_plain_file
+from fedsilo.cli.output import emit, running, write_err, write_out
 
 if TYPE_CHECKING:
     from fedsilo.grading.worker import GradingProcess
@@ -43,7 +44,6 @@ class _Number(str):
     """The digits of a number that Python would round, or take minutes to read."""
 
 
-@guarded("grade")
 def grade(
     verifier: Annotated[
         str,
@@ -53,7 +53,6 @@ def grade(
         ),
     ],
     file: Annotated[Path, typer.Argument(help="JSON lines; `-` or nothing: standard input.")] = _STANDARD_INPUT,
-    json_output: JsonOption = False,
 ) -> None:
     """Judge responses: each line comes back in its place with "correct" and "code" added, as soon as it is judged.
 
@@ -62,7 +61,6 @@ def grade(
     Exit code 0 means that every line was answered, whatever the verdicts. A case takes at most 5 seconds. Where an
     own verifier fails, standard error says on which line, why, and where in its code.
     """
-    from fedsilo.cli.options import require_plain_file
     from fedsilo.grading.own_verifiers import find_verifier
     from fedsilo.grading.worker import GradingProcess
 
@@ -82,11 +80,11 @@ def grade(
             rewards += reward
             why = process.take_report() or _WHY.get(code, "")
             if found.origin and code in _WHY:
-                if not json_output:
+                if not running().json_output:
                     write_err(f"line {number}: {why}\n")
                 elif len(reports) < REPORTS_MAX:
                     reports.append(f"line {number}: {why}")
-            if not json_output:
+            if not running().json_output:
                 write_out(_text(told) + "\n")
     data = {
         "verifier": found.name,
@@ -99,8 +97,8 @@ def grade(
     unread = counts["unreadable"]
     warnings = [f'{unread} lines could not be read; each has an "error" that says why'] if unread else []
     warnings += reports
-    if json_output:
-        emit("grade", data, json_output=True, text="", warnings=warnings)
+    if running().json_output:
+        emit(data, warnings=warnings)
         return
     for warning in warnings:
         write_err(f"warning: {warning}\n")

@@ -11,7 +11,8 @@ import typer
 
 from fedsilo.cli.daemons import SILO_YAML, OperatorOption, SiloOption, confirm, load_site, operator_of, silo_query
 from fedsilo.cli.messages import BeforeOption, LimitOption, columns_text, older
-from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.output import command, emit, table
+from fedsilo.files.durable import holder_of
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, HeldError, UsageError
 
@@ -24,14 +25,8 @@ app = typer.Typer(no_args_is_help=True, help="What the guard remembers: runs, bu
 _CLOCKS_DIFFER = timedelta(minutes=5)  # a guard whose clock is behind must not find it valid for too long
 
 
-@app.command("show")
-@guarded("silo ledger show")
-def show(
-    config: SiloOption = SILO_YAML,
-    limit: LimitOption = 100,
-    before: BeforeOption = None,
-    json_output: JsonOption = False,
-) -> None:
+@command(app, "silo ledger show")
+def show(config: SiloOption = SILO_YAML, limit: LimitOption = 100, before: BeforeOption = None) -> None:
     """Runs, budget counts and a page of outgoing content, newest first, as remembered over restarts."""
     data = silo_query(config, "ledger", {"limit": limit, "before": before})
 
@@ -43,12 +38,11 @@ def show(
         content = table(("kind", "run", "round", "bytes", "state", "at"), rows)
         return f"DP {page.dp}\n{content}{older(page.next)}"
 
-    emit("silo ledger show", data, json_output=json_output, text=text)
+    emit(data, text)
 
 
-@app.command("limits")
-@guarded("silo ledger limits")
-def limits(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> None:
+@command(app, "silo ledger limits")
+def limits(config: SiloOption = SILO_YAML) -> None:
     """Every limit of the policy that counts over messages: how much is used, of how much, and where it stands."""
     data = silo_query(config, "limits")
 
@@ -60,12 +54,11 @@ def limits(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> N
         answer = read(Limits, data)
         return f"DP {answer.dp}\n{columns_text(LIMIT_COLUMNS, limit_rows(answer.rows, time.time(), UNICODE))}"
 
-    emit("silo ledger limits", data, json_output=json_output, text=text)
+    emit(data, text)
 
 
-@app.command("forecast")
-@guarded("silo ledger forecast")
-def forecast(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> None:
+@command(app, "silo ledger forecast")
+def forecast(config: SiloOption = SILO_YAML) -> None:
     """How many rounds like the last one still fit into the policy's limits of a day, and what one may carry out."""
     from policies.capacity import capacity_lines
 
@@ -74,18 +67,16 @@ def forecast(config: SiloOption = SILO_YAML, json_output: JsonOption = False) ->
     left = data["forecast"]["rounds_left"]
     head = f"rounds left: {'not known' if left is None else left}: {data['forecast']['bound_by']}\nDP {data['dp']}"
     text = "\n".join([head, *capacity_lines(data["capacity"])])
-    emit("silo ledger forecast", data, json_output=json_output, text=text)
+    emit(data, text)
 
 
-@app.command("accept")
-@guarded("silo ledger accept")
+@command(app, "silo ledger accept")
 def accept(
     operator: OperatorOption,
     config: SiloOption = SILO_YAML,
     expect_digest: Annotated[
         str, typer.Option("--expect-digest", help="Digest of what you were shown, in place of typing its end.")
     ] = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Sign that a restored ledger may go on beside today's audit log. Two approvers have to, then `silo start`.
 
@@ -94,7 +85,6 @@ def accept(
     signature is for exactly this ledger beside exactly this log, lies beside the policy, and is good for a day.
     """
     from fedsilo.control.client import sign_as
-    from fedsilo.files.durable import holder_of
     from fedsilo.files.identity_files import load_site as load_people
     from silo.guard import ledger_check
     from silo.guard.signed_files import HOURS_UNKNOWN, People
@@ -114,7 +104,7 @@ def accept(
         )
     rows = _shown(site, found)
     shown, hint = table(("", ""), rows), f"look at it with `silo check`; it is {found.digest}"
-    confirm(found.digest, expect_digest, shown, hint=hint, json_output=json_output)
+    confirm(found.digest, expect_digest, shown, hint=hint)
     pem, roles = load_people(site.identity.site_ca, site.identity.operators, site=site.silo)
     now = datetime.fromtimestamp(max(time.time(), found.latest), UTC)
     people = People(site.silo, pem, roles, now, HOURS_UNKNOWN, site.federation)
@@ -139,12 +129,10 @@ def accept(
         hint=f"silo ledger accept --config {config} --operator NAME --expect-digest {found.digest}",
     )
     emit(
-        "silo ledger accept",
         data,
-        json_output=json_output,
+        f"signed: {', '.join(sorted(given))}" + ("" if lacking > 0 else f"\nnext: silo start --config {config}"),
         warnings=warnings,
         error=waits if lacking > 0 else None,
-        text=f"signed: {', '.join(sorted(given))}" + ("" if lacking > 0 else f"\nnext: silo start --config {config}"),
     )
 
 

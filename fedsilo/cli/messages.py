@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.output import command, emit, table
+from fedsilo.protocol.errors import NotFoundError, UnreachableError, UsageError, VerificationError
 
 if TYPE_CHECKING:
     from fedsilo.control.answers import AuditStatus
@@ -81,7 +82,7 @@ class Program:
 
         def register(function: Callable[..., Any]) -> None:
             function.__annotations__ |= {"config": self.config_option} | annotations
-            app.command(words.rpartition(" ")[2], help=self.help.get(words))(guarded(f"{self.name} {words}")(function))
+            command(app, f"{self.name} {words}", help=self.help.get(words))(function)
 
         return register
 
@@ -130,7 +131,6 @@ def _add_decisions(app: typer.Typer, program: Program, query: Literal["outbox", 
         control: ControlOption = False,
         verdict: VerdictOption = "",
         kind: KindOption = "",
-        json_output: JsonOption = False,
     ) -> None:
         asked = {"limit": limit, "before": before, "control": control, "verdict": verdict or None, "kind": kind or None}
         data = program.ask(config, query, asked)
@@ -144,10 +144,10 @@ def _add_decisions(app: typer.Typer, program: Program, query: Literal["outbox", 
             head = f"{page.total} messages, {page.held} held, {page.denied} denied"
             return f"{head}\n{columns_text(columns, page.messages)}{older(page.next)}"
 
-        emit(f"{program.name} {query} list", data, json_output=json_output, text=text)
+        emit(data, text)
 
     @program.command(app, f"{query} show", seq=seq_argument)
-    def show(seq: int, config: Path = program.config, json_output: JsonOption = False) -> None:
+    def show(seq: int, config: Path = program.config) -> None:
         data = program.ask(config, query, {"seq": seq})
 
         def text() -> str:
@@ -158,7 +158,7 @@ def _add_decisions(app: typer.Typer, program: Program, query: Literal["outbox", 
             twin, answer = f"{program.name} {query} show {seq} --json", read(DecisionInFull, data)
             return to_text(detail_lines(query, answer, twin, TEXT_CELLS, party=program.name))
 
-        emit(f"{program.name} {query} show", data, json_output=json_output, text=text)
+        emit(data, text)
 
 
 def _add_sent(app: typer.Typer, program: Program) -> None:
@@ -178,7 +178,6 @@ def _add_sent(app: typer.Typer, program: Program) -> None:
         run: Annotated[str, typer.Option("--run", help="Only of this run.")] = "",
         silo: Annotated[str, typer.Option("--silo", help="Only to this silo.")] = "",
         waiting: Annotated[bool, typer.Option("--waiting", help="Only what a silo has not acknowledged yet.")] = False,
-        json_output: JsonOption = False,
     ) -> None:
         chosen = {"before": before or None, "kind": kind or None, "run": run or None, "silo": silo or None}
         data = program.ask(config, "outbox", {"limit": limit, "control": control, "waiting": waiting, **chosen})
@@ -191,13 +190,12 @@ def _add_sent(app: typer.Typer, program: Program) -> None:
             head = f"{page.sent} messages sent, {page.waiting} wait"
             return f"{head}\n{columns_text(SENT_COLUMNS, page.messages)}{older(page.next)}"
 
-        emit("coordinator outbox list", data, json_output=json_output, text=text)
+        emit(data, text)
 
     @program.command(app, "outbox show")
     def show(
         seq: Annotated[str, typer.Argument(help="RUN/ROUND/KIND/SILO, as `seq` in `coordinator outbox list --json`.")],
         config: Path = program.config,
-        json_output: JsonOption = False,
     ) -> None:
         data = program.ask(config, "outbox", {"seq": seq})
 
@@ -209,7 +207,7 @@ def _add_sent(app: typer.Typer, program: Program) -> None:
             answer, twin = read(SentInFull, data), f"coordinator outbox show {seq} --json"
             return to_text(sent_lines(answer.message, answer, twin, TEXT_CELLS))
 
-        emit("coordinator outbox show", data, json_output=json_output, text=text)
+        emit(data, text)
 
 
 # ---- the audit log ---------------------------------------------------------------------------------
@@ -230,7 +228,6 @@ def _add_audit(app: typer.Typer, program: Program) -> None:
         event: EventOption = "",
         text: TextOption = "",
         no_control: NoControlOption = False,
-        json_output: JsonOption = False,
     ) -> None:
         asked: dict[str, Any] = {"limit": limit, "before": before, "event": event or None, "text": text or None}
         data = program.ask(config, "audit", asked | {"control": False} if no_control else asked)
@@ -240,34 +237,33 @@ def _add_audit(app: typer.Typer, program: Program) -> None:
 
             return f"{data['size']} records\n{columns_text(COLUMNS, record_rows(data))}{older(data['next'])}"
 
-        emit(f"{name} audit list", data, json_output=json_output, text=shown)
+        emit(data, shown)
 
     @program.command(audit, "audit show", config=option)
-    def show(seq: RecordArgument, config: Path = program.config, json_output: JsonOption = False) -> None:
+    def show(seq: RecordArgument, config: Path = program.config) -> None:
         record = _record(partial(program.ask, config), name, seq)
         text = partial(json.dumps, record, indent=2, ensure_ascii=False)
-        emit(f"{name} audit show", record, json_output=json_output, text=text)
+        emit(record, text)
 
     @program.command(audit, "audit status", config=option)
-    def status(config: Path = program.config, json_output: JsonOption = False) -> None:
+    def status(config: Path = program.config) -> None:
         """Show how far the daemon itself has verified the log, and what the other side knows of it. Exit status 7 where
         it has a break."""
-        _emit_status(f"{name} audit status", program.ask(config, "audit.status"), json_output)
+        _emit_status(program.ask(config, "audit.status"))
 
     @program.command(audit, "audit verify", config=option)
-    def verify(config: Path = program.config, no_wait: NoWaitOption = False, json_output: JsonOption = False) -> None:
+    def verify(config: Path = program.config, no_wait: NoWaitOption = False) -> None:
         """Have the daemon verify its own log, and wait until it has. Exit status 7: a break; 3: it has not ended by the
         end of --timeout, or, with --no-wait, not yet; it goes on in the daemon.
 
         An auditor verifies alone, with the logs of all parties: `fedsilo audit verify`.
         """
-        _verify(partial(program.ask, config), f"{name} audit verify", wait=not no_wait, json_output=json_output)
+        _verify(partial(program.ask, config), name, wait=not no_wait)
 
 
 def _record(ask: Ask, program: str, seq: int) -> dict[str, Any]:
     """Return one audit record. Raises NotFoundError; UsageError: a number that no record can have."""
     from fedsilo.audit.record import COUNT_MAX
-    from fedsilo.protocol.errors import NotFoundError, UsageError
 
     hint = f"{program} audit list shows them"
     if seq >= COUNT_MAX:
@@ -278,14 +274,13 @@ def _record(ask: Ask, program: str, seq: int) -> dict[str, Any]:
     return found[0]
 
 
-def _verify(ask: Ask, command: str, *, wait: bool, json_output: bool) -> None:
+def _verify(ask: Ask, program: str, *, wait: bool) -> None:
     """Have the daemon verify its log, and say how that ended: 0 means that every record was looked at.
 
     Args:
         ask: the daemon.
-        command: its full name, for the envelope.
+        program: silo or coordinator.
         wait: until it has ended, or --timeout is over.
-        json_output: one envelope.
 
     Raises:
         UnreachableError: it had not ended by then; it goes on in the daemon.
@@ -293,7 +288,6 @@ def _verify(ask: Ask, command: str, *, wait: bool, json_output: bool) -> None:
     """
     from fedsilo.control.answers import AuditStatus, read
     from fedsilo.control.client import timeout_chosen
-    from fedsilo.protocol.errors import UnreachableError
 
     seconds = timeout_chosen.get()
     deadline = None if seconds is None else time.monotonic() + seconds
@@ -302,22 +296,21 @@ def _verify(ask: Ask, command: str, *, wait: bool, json_output: bool) -> None:
         time.sleep(POLL_SECONDS)
         data = ask("audit.status")
     if not data["verifying"]:
-        _emit_status(command, data, json_output)
+        _emit_status(data)
         return
     status = read(AuditStatus, data)
     why = f"within {seconds:g} s" if wait and seconds is not None else "yet"
     error = UnreachableError(
         f"the verification has not ended {why}: {status.looked_at} of {status.of} records",
-        hint=f"it goes on in the daemon: {command.partition(' ')[0]} audit status",
+        hint=f"it goes on in the daemon: {program} audit status",
         code="NOT_VERIFIED_YET",
     )
-    emit(command, data, json_output=json_output, text=lambda: _status_text(status), error=error)
+    emit(data, lambda: _status_text(status), error=error)
 
 
-def _emit_status(command: str, data: Any, json_output: bool) -> None:
+def _emit_status(data: Any) -> None:
     """Print the state of the log; a break is a failure."""
     from fedsilo.control.answers import AuditStatus, read
-    from fedsilo.protocol.errors import VerificationError
 
     status, error = read(AuditStatus, data), None
     if status.broken is not None:
@@ -325,7 +318,7 @@ def _emit_status(command: str, data: Any, json_output: bool) -> None:
             f"the audit log is broken at record {status.broken.seq}: {status.broken.why}",
             hint="keep the folder as it is, and verify it with the other parties' logs: fedsilo audit verify LOG...",
         )
-    emit(command, data, json_output=json_output, text=lambda: _status_text(status), error=error)
+    emit(data, lambda: _status_text(status), error=error)
 
 
 def _status_text(status: AuditStatus) -> str:
@@ -349,7 +342,7 @@ def _status_text(status: AuditStatus) -> str:
 
 def _add_files(app: typer.Typer, program: Program) -> None:
     @program.command(app, "certs")
-    def certs(config: Path = program.config, json_output: JsonOption = False) -> None:
+    def certs(config: Path = program.config) -> None:
         data = program.ask(config, "certificates")
 
         def text() -> str:
@@ -359,10 +352,10 @@ def _add_files(app: typer.Typer, program: Program) -> None:
 
             return columns_text(COLUMNS, certificate_rows(read_rows(CertificateRow, data), time.time(), UNICODE))
 
-        emit(f"{program.name} certs", data, json_output=json_output, text=text)
+        emit(data, text)
 
     @program.command(app, "settings")
-    def settings(config: Path = program.config, json_output: JsonOption = False) -> None:
+    def settings(config: Path = program.config) -> None:
         data = program.ask(config, "settings")
 
         def text() -> str:
@@ -370,4 +363,4 @@ def _add_files(app: typer.Typer, program: Program) -> None:
 
             return columns_text(COLUMNS[1:], setting_rows(data, program.name, ()))  # all are of one daemon
 
-        emit(f"{program.name} settings", data, json_output=json_output, text=text)
+        emit(data, text)

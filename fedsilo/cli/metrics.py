@@ -12,13 +12,10 @@ from typing import Annotated
 import typer
 
 from fedsilo.cli.daemons import ConfigOption, ContextOption, SocketOption, chosen_daemon
-from fedsilo.cli.output import JsonOption, emit, guarded
+from fedsilo.cli.output import emit
 from fedsilo.protocol.errors import UsageError
 
-COMMAND = "metrics"
 
-
-@guarded(COMMAND)
 def metrics(
     context: ContextOption = "",
     socket: SocketOption = None,
@@ -30,7 +27,6 @@ def metrics(
     figures: Annotated[
         bool, typer.Option("--figures", help="Also newest values of training, such as reward: private at a silo.")
     ] = False,
-    json_output: JsonOption = False,
 ) -> None:
     """State of a silo or the coordinator as Prometheus metrics.
 
@@ -44,7 +40,7 @@ def metrics(
     daemon = chosen_daemon(context, socket, config)
     if place is not None:
         with metrics_page.serving(daemon, *place, figures=figures) as (url, wait):
-            emit(COMMAND, {"url": url}, json_output=json_output, text=f"{url}\nCtrl-C ends.")
+            emit({"url": url}, f"{url}\nCtrl-C ends.")
             wait()
         return
     once = metrics_page.Reading(daemon, figures=figures)
@@ -53,7 +49,7 @@ def metrics(
         for family in once.collect()
         for sample in family.samples
     ]
-    emit(COMMAND, data, json_output=json_output, text=lambda: generate_latest(once).decode().removesuffix("\n"))
+    emit(data, lambda: generate_latest(once).decode().removesuffix("\n"))
 
 
 def loopback_of(listen: str) -> tuple[str, int]:

@@ -3,8 +3,9 @@
     {"schema": "fedsilo.cli/1", "command": ..., "ok": ..., "data": ..., "warnings": [...],
      "error": null | {"code", "message", "hint", "retryable"}}
 
-`guarded` also gives every command the options that all have (--schema, --quiet, --no-color and, where contract.py says
-that something is changed or waited for, --dry-run and --timeout) and ends a fault of ours with a report file.
+`command` registers a command, gives it the options that all have (--json, --schema, --quiet, --no-color and, where
+contract.py says that something is changed or waited for, --dry-run and --timeout) and ends a fault of ours with a
+report file. `emit` prints the answer of the command that runs.
 
 Text that came from elsewhere may carry terminal escapes or bidirectional overrides (threat T37): `harmless` takes their
 power before anything is printed. JSON needs no such care, it escapes by itself.
@@ -30,12 +31,11 @@ import os
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TextIO, TypeVar, get_args, get_origin
 
 import typer
@@ -174,7 +174,7 @@ ACTIONS_OF_COMMANDS: Mapping[str, str] = {
 SITE_CA, ROLES = "site_ca.crt", "roles.yaml"
 
 
-def told_of(signing: Signing) -> dict[str, Any]:
+def signing_json(signing: Signing) -> dict[str, Any]:
     """The command, and the person's roles as the files beside the certificate have them (none there: none told).
 
     Raises:
@@ -214,34 +214,54 @@ PANEL = "Every command"
 SECONDS_MIN, SECONDS_MAX = 0.001, 31_536_000.0  # a year; the kernel's own limit of a wait is some hundred years
 NO_COLOR = "NO_COLOR"  # https://no-color.org
 
-quiet: ContextVar[bool] = ContextVar("quiet", default=False)
-
 
 @dataclass(frozen=True)
-class Common:
-    """The common options of one call."""
+class Call:
+    """A command that runs, and which of the options that all commands have it was given.
 
+    Attributes:
+        command: its full name, such as "certs sign".
+        trial: state of its dry run; None where it is none.
+    """
+
+    command: str = ""
+    json_output: bool = False
     quiet: bool = False
     dry_run: bool = False
     timeout_seconds: float | None = None
+    trial: DryRun | None = None
 
-    @contextmanager
-    def in_force(self) -> Iterator[None]:
-        """Within, answers are hushed and the control client waits no longer than was said."""
-        hushed = quiet.set(self.quiet)
-        try:
-            if self.timeout_seconds is None:
-                yield
-                return
-            from fedsilo.control.client import timeout_chosen
 
-            waiting = timeout_chosen.set(self.timeout_seconds)
-            try:
-                yield
-            finally:
-                timeout_chosen.reset(waiting)
-        finally:
-            quiet.reset(hushed)
+_running: ContextVar[Call] = ContextVar("running", default=Call())  # noqa: B039 - a frozen value
+
+
+def running() -> Call:
+    """Return the command that runs."""
+    return _running.get()
+
+
+@contextmanager
+def as_running(call: Call) -> Iterator[None]:
+    token = _running.set(call)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+@contextmanager
+def waiting(seconds: float | None) -> Iterator[None]:
+    """Within, the control client waits no longer than that for an answer; None leaves its own limits."""
+    if seconds is None:
+        yield
+        return
+    from fedsilo.control.client import timeout_chosen
+
+    token = timeout_chosen.set(seconds)
+    try:
+        yield
+    finally:
+        timeout_chosen.reset(token)
 
 
 def no_color(wanted: bool) -> None:
@@ -250,49 +270,52 @@ def no_color(wanted: bool) -> None:
         os.environ[NO_COLOR] = "1"
 
 
-def signature_with(function: Callable[..., Any], command: str) -> inspect.Signature:
+def _signature_with(function: Callable[..., Any], name: str) -> inspect.Signature:
     """The function's signature as typer reads it, with the common options behind its own."""
     signature = inspect.signature(function, eval_str=True)
     own = {flag for each in signature.parameters.values() for flag in _flags(each.annotation)}
     parameters = list(signature.parameters.values())
-    for flag, name, annotation, default in _offered(command):
+    for flag, option, annotation in _offered(name):
         if flag not in own:
-            parameters.append(
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            )
+            kind, default = inspect.Parameter.KEYWORD_ONLY, None if option == "common_timeout" else False
+            parameters.append(inspect.Parameter(option, kind, default=default, annotation=annotation))
     return signature.replace(parameters=parameters)
 
 
-def taken_from(arguments: dict[str, Any]) -> Common:
+def _taken_from(arguments: dict[str, Any], name: str) -> Call:
     """Take the common options out of what typer hands over."""
     arguments.pop("common_schema", None)
     arguments.pop("common_no_color", None)
-    return Common(
+    return Call(
+        name,
+        arguments.pop("common_json", False) or arguments.get("output") == "json",
         arguments.pop("common_quiet", False),
         arguments.pop("common_dry_run", False),
         arguments.pop("common_timeout", None),
     )
 
 
-def _offered(command: str) -> Iterator[tuple[str, str, Any, Any]]:
-    """(flag, parameter, annotation, default) of each option that this command gets."""
-    facts = facts_of(command)
+def _offered(name: str) -> Iterator[tuple[str, str, Any]]:
+    """(flag, parameter, annotation) of each option that this command gets."""
+    facts = facts_of(name)
     schema = typer.Option(
         "--schema",
         is_eager=True,
-        callback=_printing_schema(command),
+        callback=_printing_schema(name),
         rich_help_panel=PANEL,
         help="Print as JSON what this command takes and promises, and end.",
     )
-    yield "--schema", "common_schema", Annotated[bool, schema], False
+    yield "--json", "common_json", _JSON
+    yield "--schema", "common_schema", Annotated[bool, schema]
     if facts.changes and facts.dry_run == "--dry-run":
-        yield "--dry-run", "common_dry_run", _DRY_RUN, False
+        yield "--dry-run", "common_dry_run", _DRY_RUN
     if facts.waits:
-        yield "--timeout", "common_timeout", _TIMEOUT, None
-    yield "--quiet", "common_quiet", _QUIET, False
-    yield "--no-color", "common_no_color", _NO_COLOR, False
+        yield "--timeout", "common_timeout", _TIMEOUT
+    yield "--quiet", "common_quiet", _QUIET
+    yield "--no-color", "common_no_color", _NO_COLOR
 
 
+_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON envelope instead of text.")]
 _DRY_RUN = Annotated[
     bool,
     typer.Option(
@@ -345,9 +368,6 @@ def _flags(annotation: Any) -> Iterator[str]:
 
 SCHEMA = "fedsilo.cli/1"
 TRACEBACK_VARIABLE = "FEDSILO_TRACEBACK"  # set: a fault of ours stays a traceback, for who works on the code
-
-# The one spelling of the option; the parameter must be called `json_output`, `guarded` looks for that name.
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope instead of text.")]
 
 PersonOption = Annotated[
     list[str],
@@ -422,20 +442,16 @@ def envelope(command: str, data: Any, *, warnings: Iterable[str] = (), error: Fe
 
 
 def emit(
-    command: str,
     data: Any,
+    text: str | Callable[[], str] = "",
     *,
-    json_output: bool,
-    text: str | Callable[[], str],
     warnings: Iterable[str] = (),
     error: FedSiloError | None = None,
 ) -> None:
-    """Print the answer of a command.
+    """Print the answer of the command that runs: the envelope with --json, else text.
 
     Args:
-        command: its full name, such as "certs sign".
         data: JSON-able value for the envelope.
-        json_output: the envelope instead of text.
         text: what people read, or a function that makes it only when it is wanted.
         warnings: lines for people; on stderr in text mode.
         error: for a command that has both data and a failure (a log that does not verify): printed after the data.
@@ -444,16 +460,15 @@ def emit(
         typer.Exit: with the error's exit code, when `error` is given.
         OutputLostError: there is no error but this one: stdout takes nothing.
     """
-    warning_list = list(warnings)
-    trying = _dry_run.get()
-    if trying is not None:
-        if trying.what:  # something took the end of the dry run for its own: what it says it did, it did not
+    call, warning_list = running(), list(warnings)
+    if call.trial is not None:
+        if call.trial.what:  # something took the end of the dry run for its own: what it says it did, it did not
             return
         warning_list.append("dry run: nothing would be changed")
-    if json_output:
-        _write_answer(envelope(command, data, warnings=warning_list, error=error) + "\n", error)
+    if call.json_output:
+        _write_answer(envelope(call.command, data, warnings=warning_list, error=error) + "\n", error)
     else:
-        if not quiet.get():
+        if not call.quiet:
             body = text if isinstance(text, str) else text()
             _write_answer(harmless(body, lines=True).rstrip("\n") + "\n" if body else "", error)
             for warning in warning_list:
@@ -487,101 +502,110 @@ def in_one_envelope(app: typer.Typer, program: str) -> int:
     """
     try:
         status = app(prog_name=program, standalone_mode=False)
-    except typer.Abort as error:  # where a question found nobody, or Ctrl-C; which command asked it is not known here
-        told: FedSiloError = OperationError(
-            "a question was left without an answer", hint="give the answer as an option"
-        )
-        if isinstance(error.__context__, KeyboardInterrupt):
-            told = _InterruptedError()
-        write_out(envelope("", None, error=told) + "\n")
-        return told.exit_code
+    except typer.Abort:  # a question found nobody; which command asked it is not known here
+        unanswered = OperationError("a question was left without an answer", hint="give the answer as an option")
+        write_out(envelope("", None, error=unanswered) + "\n")
+        return OperationError.exit_code
     except typer.TyperException as error:  # what is wrong with a command line
         context = getattr(error, "ctx", None)
-        command = "" if context is None else _command_name(context.command_path)
+        name = "" if context is None else _command_name(context.command_path)
         wrong = UsageError(error.format_message(), hint=f"{context.command_path} --help" if context else "")
-        write_out(envelope(command, None, error=wrong) + "\n")
+        write_out(envelope(name, None, error=wrong) + "\n")
         return UsageError.exit_code
     return status if isinstance(status, int) else 0
 
 
 def _command_name(path: str) -> str:
-    """A command as `guarded` has it: with the program's name in front, unless that is fedsilo's."""
+    """A command by its name in the envelope: with the program's name in front, unless that is fedsilo's."""
     program, _, command = path.partition(" ")
     return path if program in _NAMED_PROGRAMS else command
 
 
-class guarded:  # noqa: N801 - used as a decorator and as a context, both of which read in lower case
-    """Turns a FedSiloError into the envelope, or into two lines on stderr, and leaves with its exit code.
+def command(
+    app: typer.Typer, name: str, **typer_options: Any
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Register a function as a command under the last word of its full name, with the options that all have.
 
-    As a decorator it sits under `@app.command()` and follows the command's own `json_output` parameter, and `output`
-    where a command has one:
+        @command(app, "certs show")
+        def show(file: Path) -> None: ...
 
-        @app.command()
-        @guarded("certs show")
-        def show(file: Path, json_output: JsonOption = False) -> None: ...
+    It ends as `guarded` says. With --dry-run it ends at the first change.
 
-    As a context, `json_output` is given: `with guarded("demo", json_output=True): ...`. An OSError that nobody
-    translated becomes an OperationError naming its file. Any other exception is a fault of ours: a report without
-    private text is written (crash.py), and with the variable FEDSILO_TRACEBACK it stays a traceback.
+    Args:
+        app: the group that it belongs to.
+        name: its name in the envelope, which is without the program's for those of `fedsilo`.
+        typer_options: as `typer.Typer.command` takes them.
+    """
 
-    The decorator gives the command the options that all have, such as --schema and --dry-run.
+    def register(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        @functools.wraps(function)
+        def guarded_function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            call = _taken_from(kwargs, name)
+            with _guarded(call), waiting(call.timeout_seconds):
+                if not call.dry_run:
+                    return function(*args, **kwargs)
+                with _trying(call):
+                    return function(*args, **kwargs)
+
+        guarded_function.__signature__ = _signature_with(function, name)  # type: ignore[attr-defined]
+        guarded_function.__annotations__ = {}  # all in the signature; typer would evaluate them a second time
+        app.command(name.rpartition(" ")[2], **typer_options)(guarded_function)
+        return guarded_function
+
+    return register
+
+
+def guarded(command: str, *, json_output: bool = False) -> AbstractContextManager[None]:
+    """Around what a command does: `emit` within prints its answer, and an error ends it.
+
+    A FedSiloError becomes the envelope, or two lines on stderr. An OSError that nobody translated becomes an
+    OperationError naming its file. Any other exception is a fault of ours: a report without private text is written
+    (crash.py), and with the variable FEDSILO_TRACEBACK it stays a traceback.
 
     Raises:
         typer.Exit: with the error's exit code, 130 after Ctrl-C, or 70.
     """
+    return _guarded(Call(command, json_output))
 
-    def __init__(self, command: str, *, json_output: bool = False) -> None:
-        self._command = command
-        self._json_output = json_output
 
-    def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        @functools.wraps(function)
-        def guarded_function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            wanted = bool(kwargs.get("json_output", self._json_output) or kwargs.get("output") == "json")
-            common = taken_from(kwargs)
-            with guarded(self._command, json_output=wanted), common.in_force():
-                if not common.dry_run:
-                    return function(*args, **kwargs)
-                with _trying(self._command, json_output=wanted):
-                    return function(*args, **kwargs)
+@contextmanager
+def _guarded(call: Call) -> Iterator[None]:
+    with as_running(call):
+        try:
+            yield
+        except BaseException as raised:
+            _end(call, raised)
+            raise
 
-        guarded_function.__signature__ = signature_with(  # type: ignore[attr-defined]
-            function, self._command
-        )
-        guarded_function.__annotations__ = {}  # all in the signature; typer would evaluate them a second time
-        return guarded_function
 
-    def __enter__(self) -> guarded:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(raised, KeyboardInterrupt):
-            write_err("interrupted\n")
-            raise typer.Exit(INTERRUPTED_EXIT_CODE) from raised
-        if isinstance(raised, typer.Abort) and isinstance(raised.__context__, KeyboardInterrupt):
-            raised = _InterruptedError()  # Ctrl-C at a question, of which typer makes its own exception
-        if isinstance(raised, BrokenPipeError):
-            silence(sys.stdout)  # the reader of a pipe went away (`| head`)
-            raise typer.Exit(1) from raised
-        if isinstance(raised, OSError):
-            raised = output_lost(raised) or _of_file(raised)
-        if isinstance(raised, ModuleNotFoundError):
-            raised = _of_extra(raised)
-        if isinstance(raised, Exception) and not isinstance(raised, (FedSiloError, *_OF_TYPER)):
-            if os.environ.get(TRACEBACK_VARIABLE):
-                return
-            raised = _BugError(self._command, raised)
-        if not isinstance(raised, FedSiloError):
+def _end(call: Call, raised: BaseException) -> None:
+    """Print an error, and end the command. Returns where the exception is to stay as it is."""
+    if isinstance(raised, KeyboardInterrupt):
+        write_err("interrupted\n")
+        raise typer.Exit(INTERRUPTED_EXIT_CODE) from raised
+    if isinstance(raised, BrokenPipeError):
+        silence(sys.stdout)  # the reader of a pipe went away (`| head`)
+        raise typer.Exit(1) from raised
+    error: BaseException = raised
+    if isinstance(raised, typer.Abort) and isinstance(raised.__context__, KeyboardInterrupt):
+        error = _InterruptedError()  # Ctrl-C at a question, of which typer makes its own exception
+    elif isinstance(raised, OSError):
+        error = output_lost(raised) or _of_file(raised)
+    elif isinstance(raised, ModuleNotFoundError):
+        error = _of_extra(raised)
+    if isinstance(error, Exception) and not isinstance(error, (FedSiloError, *_OF_TYPER)):
+        if os.environ.get(TRACEBACK_VARIABLE):
             return
-        if not raised.hint and self._command and isinstance(raised, (UsageError, NotFoundError)):
-            raised.hint = f"what it takes: {full_name(self._command)} --help"
-        if self._json_output and not isinstance(raised, OutputLostError):
-            _write_answer(envelope(self._command, None, error=raised) + "\n", raised)
-        else:
-            _print_error(raised)
-        raise typer.Exit(raised.exit_code) from raised
+        error = _BugError(call.command, error)
+    if not isinstance(error, FedSiloError):
+        return
+    if not error.hint and call.command and isinstance(error, (UsageError, NotFoundError)):
+        error.hint = f"what it takes: {full_name(call.command)} --help"
+    if call.json_output and not isinstance(error, OutputLostError):
+        _write_answer(envelope(call.command, None, error=error) + "\n", error)
+    else:
+        _print_error(error)
+    raise typer.Exit(error.exit_code) from error
 
 
 @contextlib.contextmanager
@@ -640,34 +664,29 @@ class _BugError(FedSiloError):
 
 _NAMED_PROGRAMS = ("silo", "coordinator", "fedconsole")
 _OF_TYPER = (typer.Exit, typer.Abort, typer.TyperException)
-_dry_run: ContextVar[DryRun | None] = ContextVar("dry_run", default=None)
 
 
-@contextlib.contextmanager
-def _trying(command: str, *, json_output: bool) -> Iterator[None]:
-    """A dry run of a command, and what it came to. Raises NotAllowedError: the person may not give that command."""
+@contextmanager
+def _trying(call: Call) -> Iterator[None]:
+    """A dry run of a command, and its result. Raises NotAllowedError: the person may not give that command."""
     from fedsilo.control.dry_run import dry_run
 
-    with dry_run() as trying:
-        token = _dry_run.set(trying)
-        try:
-            yield
-        finally:
-            _dry_run.reset(token)
-    if not trying.what:
+    with dry_run() as trial, as_running(replace(call, trial=trial)):
+        yield
+    if not trial.what:
         return
 
-    data: dict[str, Any] = {"dry_run": True, "changes": facts_of(command).changes}
-    data["first"] = {"what": trying.what, "target": trying.target}
-    data["command"] = None if trying.signing is None else told_of(trying.signing)
-    first = f"first it would {trying.what} {trying.target}"
-    if trying.signing is not None:
+    data: dict[str, Any] = {"dry_run": True, "changes": facts_of(call.command).changes}
+    data["first"] = {"what": trial.what, "target": trial.target}
+    data["command"] = None if trial.signing is None else signing_json(trial.signing)
+    first = f"first it would {trial.what} {trial.target}"
+    if trial.signing is not None:
         signed = data["command"]
         may = ", ".join(signed["roles"]) or "its roles are not known here"
         what = f"{signed['name']} {json.dumps(signed['arguments'])}"
         first = f"{signed['person']} ({may}) would sign for {signed['site']}: {what}"
-    text = f"dry run of {command}: nothing was signed, sent or written\nwhat it does: {data['changes']}\n{first}"
-    emit(command, data, json_output=json_output, text=text)
+    head = f"dry run of {call.command}: nothing was signed, sent or written\nwhat it does: {data['changes']}"
+    emit(data, f"{head}\n{first}")
 
 
 def existing(path: Path, hint: str = "") -> Path:

@@ -24,7 +24,8 @@ from fedsilo.cli.options import (
     given,
     size_text,
 )
-from fedsilo.cli.output import JsonOption, emit, existing, existing_policy, guarded, table
+from fedsilo.cli.output import command, emit, existing, existing_policy, table
+from fedsilo.files.durable import write_durably
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import ConflictError, HeldError, NotFoundError, OperationError, UsageError
 
@@ -44,7 +45,6 @@ OVERLAP_WORDS = 8  # in a row that count as a passage of a private record, where
 _CLOCKS_DIFFER = timedelta(minutes=5)  # a guard whose clock is behind must not find it valid for too long
 
 
-@guarded("policy propose")
 def propose(
     new: Annotated[Path, typer.Argument(metavar="NEW.yaml", help="The policy that shall take the site's place.")],
     operator: OperatorOption,
@@ -56,7 +56,6 @@ def propose(
         list[Path] | None,
         typer.Option("--public", help="File of a public set that NEW.yaml pins anew, where it does not lie beside it."),
     ] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Propose a looser policy, signed by the person who proposes it. It takes approvals by others, and a restart.
 
@@ -113,10 +112,8 @@ def propose(
         "linted": linted,
     }
     emit(
-        "policy propose",
         data,
-        json_output=json_output,
-        text=lambda: (
+        lambda: (
             f"{_table(changes)}\n{_lint_lines(linted)}"
             f"proposal {path} by {proposal.proposer}, until {utc(proposal.expires.timestamp())}\n"
             f"after {proposal.after}\n"
@@ -126,7 +123,6 @@ def propose(
     )
 
 
-@guarded("policy activate")
 def activate(
     proposal: Annotated[Path, typer.Argument(metavar="PROPOSAL", help="File that `policy propose` wrote.")],
     operator: OperatorOption,
@@ -141,7 +137,6 @@ def activate(
             help="File of a public set that the proposal pins anew, where it does not lie beside the policy.",
         ),
     ] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Approve a proposed policy as another person than its proposer; the last one needed puts it in place.
 
@@ -172,7 +167,6 @@ def activate(
         expect_digest,
         f"{_table(changes)}\n\nthe policy:",
         hint="the proposer's `fedsilo policy propose` printed it as `after`",
-        json_output=json_output,
     )
     needed = before.approvals.policy_change if before else signed_files.PERSONS_UNKNOWN
     signed = sign_as(
@@ -205,12 +199,8 @@ def activate(
         hint=f"fedsilo policy activate {proposal} --config {config} --operator NAME",
     )
     emit(
-        "policy activate",
         data,
-        json_output=json_output,
-        warnings=warnings,
-        error=None if complete else waits,
-        text=_lint_lines(linted)
+        _lint_lines(linted)
         + f"{len(approvers)} of {needed} approvals: {', '.join(approvers)}"
         + (
             f"\n{site.policy} is in place; it comes into force at the next start, before {data['expires']}: "
@@ -218,6 +208,8 @@ def activate(
             if complete
             else ""
         ),
+        warnings=warnings,
+        error=None if complete else waits,
     )
 
 
@@ -386,8 +378,7 @@ NOTICES = (
 )
 
 
-@app.command()
-@guarded("policy init")
+@command(app, "policy init")
 def init(
     ruleset: Annotated[str, typer.Option("--ruleset", help="pubswap, fedavg, deny_all: docs/reference/rulesets.md.")],
     model: _ModelOption,
@@ -417,15 +408,12 @@ def init(
     max_new_tokens: TokensOption = None,
     learning_rate: LearningRateOption = None,
     force: _ForceOption = False,
-    json_output: JsonOption = False,
 ) -> None:
     """Write this site's commented policy and LoRA schema from its own files.
 
     The limits follow from the size of plan that the federation's bundle states; the options from --rounds to
     --learning-rate put the site's own numbers in its place.
     """
-    import time
-
     from fedsilo.files.site_policy import SiteInputs, make_site_policy
     from policies.load import load_policy
 
@@ -463,7 +451,6 @@ def init(
     _write(out, made.policy_text.encode())
     digest = load_policy(made.policy_text.encode(), str(out)).digest
     emit(
-        "policy init",
         {
             "policy": str(out),
             "schema": str(schema_path),
@@ -471,21 +458,18 @@ def init(
             "schema_sha256": made.schema.digest,
             "plan_size": made.size.to_json(),
         },
-        json_output=json_output,
-        warnings=made.warnings,
-        text=f"wrote {out} and {schema_path}\npolicy {digest}\n{size_text(made.size.to_json())}\n"
+        f"wrote {out} and {schema_path}\npolicy {digest}\n{size_text(made.size.to_json())}\n"
         f"next: read it, then `fedsilo policy check {out}`; and keep cases beside it that say what must never leave: "
         f"`fedsilo policy test DIR --policy {out} --coverage --mutate`",
+        warnings=made.warnings,
     )
 
 
-@app.command()
-@guarded("policy check")
-def check(file: _FileArgument, charter: _CharterOption = None, json_output: JsonOption = False) -> None:
+@command(app, "policy check")
+def check(file: _FileArgument, charter: _CharterOption = None) -> None:
     """Check a policy: schema, references, hashes of the files it names; say what it does not promise."""
     from fedsilo.files.site_policy import read_effective, read_pinned_schema, read_policy
     from fedsilo.files.task_files import read_tasks
-    from fedsilo.protocol.errors import UsageError
     from policies.capacity import (
         record_warnings,
         standstill_warnings,
@@ -520,7 +504,6 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
     policy = read_effective(file, charter and existing(charter))
     rows, notices = worst_case(policy, schema), [*NOTICES, *_split_notice(policy)]
     emit(
-        "policy check",
         {
             "policy_sha256": policy.digest,
             "name": policy.file.name,
@@ -529,8 +512,7 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
             "custom_patterns": custom_in_words(policy.file),
             "notices": notices,
         },
-        json_output=json_output,
-        text=lambda: "\n".join(
+        lambda: "\n".join(
             [
                 f"{file}: good, policy {policy.digest}{f', with {charter}' if charter else ''}",
                 *_custom_lines(policy),
@@ -560,14 +542,12 @@ def _split_notice(policy: Any) -> list[str]:
     ]
 
 
-@app.command()
-@guarded("policy show")
+@command(app, "policy show")
 def show(
     file: _FileArgument,
     effective: Annotated[
         Path | None, typer.Option("--effective", metavar="CHARTER", help="Show what this and CHARTER allow together.")
     ] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Show what a policy lets out, and the most that one round may carry."""
     from fedsilo.files.site_policy import read_effective
@@ -583,33 +563,29 @@ def show(
         "worst_case_per_round": rows,
     }
     text = "\n".join(_summary(policy, rows))
-    emit("policy show", data, json_output=json_output, text=text, warnings=warnings)
+    emit(data, text, warnings=warnings)
 
 
-@app.command("hash")
-@guarded("policy hash")
-def hash_(file: _FileArgument, charter: _CharterOption = None, json_output: JsonOption = False) -> None:
+@command(app, "policy hash")
+def hash_(file: _FileArgument, charter: _CharterOption = None) -> None:
     """Print a policy's identity: the hash of its meaning, not of its comments. A silo that joined under a charter
     judges by what both allow, and its records name that: give the charter for it."""
     from fedsilo.files.site_policy import read_effective
 
     digest = read_effective(existing_policy(file), charter and existing(charter)).digest
-    emit("policy hash", {"policy_sha256": digest}, json_output=json_output, text=digest)
+    emit({"policy_sha256": digest}, digest)
 
 
-@app.command()
-@guarded("policy diff")
+@command(app, "policy diff")
 def diff(
     before: Annotated[Path, typer.Argument(help="The policy in force.")],
     after: Annotated[Path, typer.Argument(help="The policy to compare it with.")],
     fail_on: Annotated[
         str, typer.Option("--fail-on", help="looser: exit 1 where anything is looser or cannot be compared.")
     ] = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Every field that differs, and whether the change is tighter or looser."""
     from fedsilo.files.site_policy import read_policy
-    from fedsilo.protocol.errors import OperationError, UsageError
     from policies.compare import compare
 
     if fail_on not in ("", "looser"):
@@ -628,23 +604,20 @@ def diff(
             hint="say why it has to be looser to whoever approves this policy",
         )
     data = {"changes": rows, "tighter_or_equal": not opened}
-    emit("policy diff", data, json_output=json_output, text=lambda: _diff_text(rows), error=error)
+    emit(data, lambda: _diff_text(rows), error=error)
 
 
-@app.command()
-@guarded("policy explain")
+@command(app, "policy explain")
 def explain(
     record: Annotated[int, typer.Argument(min=0, help="Number of a decision in the log.")],
     log: Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")],
     policy: Annotated[Path, typer.Option("--policy", help="Policy to judge it by.")] = Path("policy.yaml"),
     charter: _CharterOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Every rule's verdict on a recorded message, with the measured value, the limit and its line in the policy."""
     from fedsilo.audit.reader import read_records
     from fedsilo.cli.audit import existing_log, reading_warnings
     from fedsilo.files.site_policy import read_effective
-    from fedsilo.protocol.errors import NotFoundError
     from policies.capacity import worst_case
     from policies.replay import DECISIONS, replayed
 
@@ -665,16 +638,15 @@ def explain(
         "capacity_per_round": _capacity(judged_by, schema),
     }
     warnings = [*reading_warnings(folder), *warnings]
-    emit("policy explain", data, json_output=json_output, text=lambda: _explain_text(data), warnings=warnings)
+    emit(data, lambda: _explain_text(data), warnings=warnings)
 
 
-app.command("test")(cli_policy_test.test)
-app.command("propose")(propose)
-app.command("activate")(activate)
+command(app, "policy test")(cli_policy_test.test)
+command(app, "policy propose")(propose)
+command(app, "policy activate")(activate)
 
 
-@schema_app.command("make")
-@guarded("policy schema make")
+@command(schema_app, "policy schema make")
 def schema_make(
     model: _ModelOption,
     out: Annotated[Path, typer.Option("--out", help="Schema file to write.")] = Path("lora_schema.json"),
@@ -685,7 +657,6 @@ def schema_make(
     freeze: _FreezeOption = "none",
     shift_rank: _ShiftOption = 0,
     force: _ForceOption = False,
-    json_output: JsonOption = False,
 ) -> None:
     """Write the LoRA schema of a model folder."""
     from fedsilo.files.model_folder import lora_schema_of
@@ -703,13 +674,12 @@ def schema_make(
     text = (
         f"wrote {out}: {len(schema.updates[0])} tensors, {schema.elements} values, {schema.update_bytes} bytes a round"
     )
-    emit("policy schema make", data, json_output=json_output, text=f"{text}\nschema {schema.digest}")
+    emit(data, f"{text}\nschema {schema.digest}")
 
 
 def _pinned_schema(policy: Policy, folder: Path) -> tuple[LoraSchema | None, list[str]]:
     """The schema that the policy pins, or none and why: factors then count as large as the largest message."""
     from fedsilo.files.site_policy import read_pinned_schema
-    from fedsilo.protocol.errors import UsageError
 
     if not policy.file.egress.updates:
         return None, []
@@ -721,16 +691,12 @@ def _pinned_schema(policy: Policy, folder: Path) -> tuple[LoraSchema | None, lis
 
 
 def _refuse_existing(paths: list[Path], force: bool) -> None:
-    from fedsilo.protocol.errors import UsageError
-
     for path in paths:
         if path.exists() and not force:
             raise UsageError(f"{path} exists", hint="move it away, or say --force")
 
 
 def _write(path: Path, data: bytes) -> None:
-    from fedsilo.files.durable import write_durably
-
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, data)
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.cli.output import JsonOption, emit, existing, existing_policy, guarded, table
+from fedsilo.cli.output import emit, existing, existing_policy, table
+from fedsilo.files.durable import read_regular
+from fedsilo.protocol.errors import OperationError, UsageError
 
 if TYPE_CHECKING:
     from fedsilo.cli.check_reports import Check
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from policies.examples import Site
     from policies.model import Policy
 
-COMMAND = "policy test"
 CODES = {
     "CASE_FAILED": "The policy decides a case in another way than the case expects.",
     "NOT_COVERED": "No case shows this rule, limit or kind both passing and refused.",
@@ -23,7 +24,6 @@ CODES = {
 }
 
 
-@guarded(COMMAND)
 def test(
     folders: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Folders of case files (*.yaml), or such files.")
@@ -39,7 +39,6 @@ def test(
         bool, typer.Option("--mutate", help="Loosen each limit of the policy in turn; a case must notice.")
     ] = False,
     output: Annotated[str, typer.Option("--output", help="text, json, junit or sarif.")] = "text",
-    json_output: JsonOption = False,
 ) -> None:
     """Decide every case by the policy and compare with what the case expects.
 
@@ -47,10 +46,9 @@ def test(
     """
     from fedsilo.cli.check_reports import output_format, written
     from fedsilo.files.site_policy import read_policy
-    from fedsilo.protocol.errors import OperationError
     from policies import cases as engine
 
-    form = output_format(output, json_output)
+    form = output_format(output)
     tested = read_policy(existing_policy(policy))
     site = _site(tested, policy.parent)
     cases = [case for folder in folders for case in read_cases(folder)]
@@ -70,11 +68,11 @@ def test(
         if form == "text":
             return _text(outcomes, left_out, covered, tried, tested)
         checks = [*_case_checks(outcomes), *_coverage_checks(covered), *_mutation_checks(tried, tested)]
-        return written(form, f"fedsilo {COMMAND}", checks, CODES)
+        return written(form, "fedsilo policy test", checks, CODES)
 
     error = OperationError("; ".join(wrong), code="CASES_FAILED", hint=_hint(covered, tried)) if wrong else None
     unseen = [] if form == "text" else [_not_for(each) for each in left_out]
-    emit(COMMAND, data, json_output=form == "json", text=text, error=error, warnings=unseen)
+    emit(data, text, error=error, warnings=unseen)
 
 
 def read_cases(folder: Path) -> list[Case]:
@@ -83,8 +81,6 @@ def read_cases(folder: Path) -> list[Case]:
     Raises:
         UsageError: no case at all, or a mistake in a file, with its line.
     """
-    from fedsilo.files.durable import read_regular
-    from fedsilo.protocol.errors import UsageError
     from policies.cases import load_cases
 
     files = [existing(folder)]

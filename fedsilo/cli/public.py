@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsilo.cli.output import JsonOption, emit, guarded, table
+from fedsilo.cli.output import command, emit, table
 from fedsilo.files.durable import read_regular
 from fedsilo.protocol.errors import OperationError, UsageError
 
@@ -216,8 +216,7 @@ def _public() -> None:
     """The public set, before a site agrees to it."""
 
 
-@app.command("lint")
-@guarded("public lint")
+@command(app, "public lint")
 def lint(
     file: Annotated[Path, typer.Argument(help="The public set, JSONL.")],
     private: Annotated[
@@ -227,7 +226,6 @@ def lint(
         Path | None, typer.Option("--canaries", help="Texts that must never leave, one a line; mode 0600.")
     ] = None,
     n: Annotated[int, typer.Option("--n", help="Words in a row that count as overlap with a private record.")] = 8,
-    json_output: JsonOption = False,
 ) -> None:
     """Look for orders to a model, passages of private records, canaries, hidden characters, duplicates and size.
 
@@ -256,9 +254,7 @@ def lint(
     shown = [(f"{file}:{row['line']}", row["code"], row["count"], MEANINGS[str(row["code"])]) for row in rows]
     left = f"\n... and {len(shown) - _SHOWN_MAX} more (--json has them all)" if len(shown) > _SHOWN_MAX else ""
     emit(
-        "public lint",
         data,
-        json_output=json_output,
+        lambda: table(("where", "code", "count", "what"), shown[:_SHOWN_MAX]) + left if shown else "nothing found",
         error=error,
-        text=lambda: table(("where", "code", "count", "what"), shown[:_SHOWN_MAX]) + left if shown else "nothing found",
     )

@@ -5,14 +5,33 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedsilo.cli.daemons import COORDINATOR_YAML, RequestOption, coordinator_client, coordinator_command
-from fedsilo.cli.output import JsonOption, emit, existing, facts_text, guarded, recorded, table
+from fedsilo.cli.options import named_as_input, read_document
+from fedsilo.cli.output import (
+    command,
+    emit,
+    existing,
+    facts_text,
+    recorded,
+    table,
+    write_err,
+)
+from fedsilo.files.durable import holder_of, read_regular, removed_on_failure, write_durably
+from fedsilo.protocol.errors import (
+    ConflictError,
+    FedSiloError,
+    NotFoundError,
+    OperationError,
+    UnreachableError,
+    UsageError,
+    VerificationError,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch and steer runs of the federation.")
 
@@ -28,53 +47,36 @@ ENDED = ("finished", "failed", "aborted")
 _DIRECTIONS = {"in": "from the silo", "out": "to the silo"}
 
 
-@app.command("init")
-@guarded("run init")
+@command(app, "run init")
 def init(
     out: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("run.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
-    json_output: JsonOption = False,
 ) -> None:
     """Write an example of a run, for `coordinator init --run` and `fedsilo run submit`."""
-    from fedsilo.files.durable import write_durably
     from fedsilo.files.run_request import EXAMPLE
-    from fedsilo.protocol.errors import ConflictError
 
     if out.exists() and not force:
         raise ConflictError(f"{out} exists already", hint="give --force to replace it")
     write_durably(out, EXAMPLE.encode())
-    emit(
-        "run init",
-        {"run": str(out)},
-        json_output=json_output,
-        text=f"wrote {out}\nnext: change it, then coordinator init --run {out} ...",
-    )
+    emit({"run": str(out)}, f"wrote {out}\nnext: change it, then coordinator init --run {out} ...")
 
 
-@app.command()
-@guarded("run submit")
+@command(app, "run submit")
 def submit(
     file: Annotated[Path, typer.Argument(help="run.yaml.")],
     person: AsOption,
     config: ConfigOption = COORDINATOR_YAML,
     socket: SocketOption = None,
     request_id: RequestOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Submit a run; it starts when the silos it names have joined. --dry-run checks it as the coordinator will."""
-    from fedsilo.cli.options import read_document
     from fedsilo.control.dry_run import is_active
 
     arguments = {"text": read_document(file), "source": str(file)[:128]}
     if is_active():
         _check_request(arguments["text"], arguments["source"], config)
     result = coordinator_command(config, person, "run.submit", arguments, request_id, socket)
-    emit(
-        "run submit",
-        result,
-        json_output=json_output,
-        text=f"run {result['run']} waits for {len(result['silos'])} silos{recorded(result)}",
-    )
+    emit(result, f"run {result['run']} waits for {len(result['silos'])} silos{recorded(result)}")
 
 
 def _check_request(text: str, source: str, config: Path) -> None:
@@ -83,9 +85,6 @@ def _check_request(text: str, source: str, config: Path) -> None:
     Raises:
         UsageError: it cannot be a run here.
     """
-    from dataclasses import replace
-
-    from fedsilo.cli.output import write_err
     from fedsilo.files.run_request import check_form, check_request, read_request, read_start, with_start
 
     document = read_request(text.encode(), source)
@@ -103,11 +102,8 @@ def _check_request(text: str, source: str, config: Path) -> None:
     check_request(with_start(document, start), fixed, start)
 
 
-@app.command("list")
-@guarded("run list")
-def list_runs(
-    config: ConfigOption = COORDINATOR_YAML, socket: SocketOption = None, json_output: JsonOption = False
-) -> None:
+@command(app, "run list")
+def list_runs(config: ConfigOption = COORDINATOR_YAML, socket: SocketOption = None) -> None:
     """List all runs, oldest first."""
     with coordinator_client(config, socket) as client:
         runs = client.query("runs")
@@ -116,25 +112,19 @@ def list_runs(
         for run in runs
     ]
     emit(
-        "run list",
-        runs,
-        json_output=json_output,
-        text=lambda: table(("run", "state", "round", "committed", "method", "reason"), rows) if rows else "no runs yet",
+        runs, lambda: table(("run", "state", "round", "committed", "method", "reason"), rows) if rows else "no runs yet"
     )
 
 
-@app.command()
-@guarded("run show")
+@command(app, "run show")
 def show(
     run: RunArgument,
     number: Annotated[int | None, typer.Option("--round", help="Only this round.")] = None,
     config: ConfigOption = COORDINATOR_YAML,
     socket: SocketOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Show one run: plan, rounds, pass@1, bytes; of one round, also each silo's phases, who is awaited, and digests."""
     from fedsilo.cli.curves import round_text
-    from fedsilo.protocol.errors import NotFoundError
 
     with coordinator_client(config, socket) as client:
         record = client.query("run", {"run": run})
@@ -144,13 +134,12 @@ def show(
         if not found:
             raise NotFoundError(f"run {run} has no round {number}")
         data = found[0] | {"progress": progress}
-        emit("run show", data, json_output=json_output, text=lambda: f"{_rounds_text(found)}\n{round_text(progress)}")
+        emit(data, lambda: f"{_rounds_text(found)}\n{round_text(progress)}")
         return
-    emit("run show", record, json_output=json_output, text=lambda: _record_text(record))
+    emit(record, lambda: _record_text(record))
 
 
-@app.command()
-@guarded("run watch")
+@command(app, "run watch")
 def watch(
     run: RunArgument,
     config: ConfigOption = COORDINATOR_YAML,
@@ -158,16 +147,13 @@ def watch(
     since: Annotated[
         int, typer.Option("--since", min=0, metavar="SEQUENCE", help="Go on after this event of an earlier watch.")
     ] = 0,
-    json_output: JsonOption = False,
 ) -> None:
     """Events of a run until it ends; with --json one envelope a line. Exit 1 if it failed.
 
     Each has a sequence; a watch that broke off goes on with --since. Events that the coordinator has forgotten since,
     or that came faster than they were read, are said to be missing, with their number where it is known.
     """
-    from fedsilo.cli.output import write_err
     from fedsilo.cli.watch import EVENTS_MISSED, gap_text, gaps_told, up_to
-    from fedsilo.protocol.errors import OperationError, UnreachableError
 
     place = _Place(
         run, since, f" --socket {socket}" if socket else "" if config == COORDINATOR_YAML else f" --config {config}"
@@ -189,7 +175,7 @@ def watch(
                     lost = event.name == EVENTS_MISSED
                     words = f"{gap_text(event.fields['missed'])}: fedsilo run show {run}" if lost else details
                     text = f"{event.sequence} {event.time} {event.name} {words}"
-                    emit("run watch", data, json_output=json_output, text=text)
+                    emit(data, text)
                     if told := event.name == "run.ended" and event.fields.get("run") == run:
                         break
                     # its end may be among them, and nothing of this run would come any more
@@ -203,7 +189,7 @@ def watch(
         fields = {"run": run, "outcome": state, "reason": record["reason"]}
         data = {"sequence": None, "time": record["ended_at"], "name": "run.ended", "fields": fields}
         text = f"- {record['ended_at']} run.ended outcome={state}; `fedsilo run show {run}` shows its rounds"
-        emit("run watch", data, json_output=json_output, text=text)
+        emit(data, text)
     if state != "finished":
         raise OperationError(
             f"run {run} has not finished: {state} {_reason(record)}".rstrip(),
@@ -223,8 +209,6 @@ class _Place:
 
     @contextlib.contextmanager
     def named_where_it_breaks_off(self) -> Iterator[None]:
-        from fedsilo.protocol.errors import UnreachableError
-
         try:
             yield
         except UnreachableError as error:
@@ -248,19 +232,17 @@ def _word(record: dict[str, Any]) -> str:
 
 
 def _steer(verb: str) -> None:
-    @app.command(verb, help=_HELP[verb])
-    @guarded(f"run {verb}")
-    def command(
+    @command(app, f"run {verb}", help=_HELP[verb])
+    def steer(
         run: RunArgument,
         person: AsOption,
         config: ConfigOption = COORDINATOR_YAML,
         socket: SocketOption = None,
         request_id: RequestOption = "",
-        json_output: JsonOption = False,
     ) -> None:
         result = coordinator_command(config, person, f"run.{verb}", {"run": run}, request_id, socket)
         state = result.get("state", "started")
-        emit(f"run {verb}", result, json_output=json_output, text=f"run {run}: {state}{recorded(result)}")
+        emit(result, f"run {run}: {state}{recorded(result)}")
 
 
 _HELP = {
@@ -272,8 +254,7 @@ for _verb in _HELP:
     _steer(_verb)
 
 
-@app.command()
-@guarded("run abort")
+@command(app, "run abort")
 def abort(
     run: RunArgument,
     person: AsOption,
@@ -286,11 +267,8 @@ def abort(
     config: ConfigOption = COORDINATOR_YAML,
     socket: SocketOption = None,
     request_id: RequestOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """End a run now; the adapter of the last committed round stays. It cannot be undone: the name is typed twice."""
-    from fedsilo.protocol.errors import UsageError
-
     if not confirm:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise UsageError("without a terminal an abort needs --confirm", hint=f"--confirm {run}")
@@ -299,17 +277,15 @@ def abort(
         raise UsageError(f"{confirm[:64]!r} is not {run[:64]!r}", hint="nothing was aborted; give the run's name twice")
     arguments = {"run": run} if number is None else {"run": run, "round": number}
     result = coordinator_command(config, person, "run.abort", arguments, request_id, socket)
-    emit("run abort", result, json_output=json_output, text=f"run {run}: {result['state']}{recorded(result)}")
+    emit(result, f"run {run}: {result['state']}{recorded(result)}")
 
 
-@app.command()
-@guarded("run export")
+@command(app, "run export")
 def export(
     run: RunArgument,
     out: Annotated[Path, typer.Argument(help="Folder to write: run_record.json, adapter/ and tensorboard/.")],
     config: ConfigOption = COORDINATOR_YAML,
     socket: SocketOption = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Copy a run's adapter folder and signed record out of the coordinator's state.
 
@@ -317,9 +293,6 @@ def export(
     """
     import shutil
     from importlib.util import find_spec
-
-    from fedsilo.files.durable import removed_on_failure
-    from fedsilo.protocol.errors import ConflictError, UnreachableError
 
     try:
         with coordinator_client(config, socket) as client:
@@ -343,11 +316,10 @@ def export(
             write_events(out / "tensorboard", read(Curves, curves))
     adapter = out / "adapter"
     data = {"run": run, "folder": str(out), "adapter": str(adapter) if adapter.exists() else ""}
-    emit("run export", data, json_output=json_output, text=f"wrote {out}")
+    emit(data, f"wrote {out}")
 
 
-@app.command()
-@guarded("run verify")
+@command(app, "run verify")
 def verify(
     file: Annotated[Path, typer.Argument(help="run_record.json, as `fedsilo run export` wrote it.")],
     key: Annotated[Path, typer.Option("--key", help="The coordinator's public signing key, id/coordinator.pub.")],
@@ -358,7 +330,6 @@ def verify(
     ca: Annotated[
         Path | None, typer.Option("--ca", help="id/federation_ca.crt: every silo needs a certificate under it.")
     ] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Check a run record's signature, those under the transcript of each round, and the adapter/ beside it, offline.
     Exit 7 if it is not the record that the coordinator signed, not what the silos signed, or another adapter.
@@ -367,10 +338,7 @@ def verify(
     """
     from fedsilo.audit.transcripts import silo_keys
     from fedsilo.cli.audit import log_folder
-    from fedsilo.cli.options import named_as_input
-    from fedsilo.files.durable import read_regular
     from fedsilo.files.identity_files import load_coordinator_key
-    from fedsilo.protocol.errors import VerificationError
     from fedsilo.protocol.transcript import check_record, signer_of, verify_record
 
     with named_as_input(key):
@@ -410,13 +378,12 @@ def verify(
         if problems
         else None
     )
-    emit("run verify", data, json_output=json_output, text="\n".join(text), error=error)
+    emit(data, "\n".join(text), error=error)
 
 
 def _adapter_beside(file: Path, record: dict[str, Any]) -> tuple[str, list[str]]:
     """Return the folder beside a record in words, and what is wrong with it."""
     from fedsilo.files.adapter_folder import adapter_sha256, further_files
-    from fedsilo.protocol.errors import FedSiloError
 
     folder, recorded = file.parent / "adapter", record["adapter_sha256"]
     if not folder.is_dir():
@@ -436,7 +403,6 @@ def _adapter_beside(file: Path, record: dict[str, Any]) -> tuple[str, list[str]]
 def _ended_run(config: Path, run: str) -> Path | None:
     """The folder of a run that has ended, where no coordinator runs that could be asked."""
     from coordinator.config import load_config
-    from fedsilo.files.durable import holder_of
 
     state_dir = load_config(config).state_dir
     folder = state_dir / "runs" / run

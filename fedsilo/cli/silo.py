@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,10 +31,10 @@ from fedsilo.cli.daemons import (
     SiloOption,
     client_of,
     clock_now,
-    command,
     confirm,
     context_daemon,
     load_site,
+    silo_command,
     silo_query,
 )
 from fedsilo.cli.options import (
@@ -50,16 +51,17 @@ from fedsilo.cli.options import (
     size_text,
 )
 from fedsilo.cli.output import (
-    JsonOption,
     PersonOption,
     TimeoutOption,
+    command,
     emit,
-    guarded,
     recorded,
+    running,
     table,
     takes_version,
     write_err,
 )
+from fedsilo.files.durable import undone_on_failure
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.text import harmless
@@ -78,9 +80,8 @@ DigestArgument = Annotated[str, typer.Argument(help="Of a held adapter, whole, a
 RunOption = Annotated[str, typer.Option("--run", help="Name of the run, as `silo adapters list` shows it.")]
 
 
-@adapters_app.command("list")
-@guarded("silo adapters list")
-def list_(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> None:
+@command(adapters_app, "silo adapters list")
+def list_(config: SiloOption = SILO_YAML) -> None:
     """Adapters that this silo trained from, newest first, and those that wait for a person.
 
     The figures are of this site's own prompts and are told to nobody else.
@@ -89,49 +90,37 @@ def list_(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> No
 
     with client_of(load_site(config)) as client:
         data = client.query("adapters", {})
-    emit("silo adapters list", data, json_output=json_output, text=lambda: _adapters_text(read(AdapterList, data)))
+    emit(data, lambda: _adapters_text(read(AdapterList, data)))
 
 
-@adapters_app.command()
-@guarded("silo adapters accept")
+@command(adapters_app, "silo adapters accept")
 def accept(
     digest: DigestArgument,
     operator: OperatorOption,
     run: RunOption,
     config: SiloOption = SILO_YAML,
     request_id: RequestOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Train on the held adapter all the same, from the next round that begins with it or passes against it."""
     arguments = {"run": run, "digest": digest}
-    data = command(load_site(config), operator, "adapter.accept", arguments, request_id)
-    emit(
-        "silo adapters accept",
-        data,
-        json_output=json_output,
-        text=f"accepted adapter {data['adapter'][:12]}: what comes next is compared with it{recorded(data)}",
-    )
+    data = silo_command(load_site(config), operator, "adapter.accept", arguments, request_id)
+    emit(data, f"accepted adapter {data['adapter'][:12]}: what comes next is compared with it{recorded(data)}")
 
 
-@adapters_app.command()
-@guarded("silo adapters refuse")
+@command(adapters_app, "silo adapters refuse")
 def refuse(
     digest: DigestArgument,
     operator: OperatorOption,
     run: RunOption,
     config: SiloOption = SILO_YAML,
     request_id: RequestOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Never train on the held adapter in this run."""
     arguments = {"run": run, "digest": digest}
-    data = command(load_site(config), operator, "adapter.refuse", arguments, request_id)
+    data = silo_command(load_site(config), operator, "adapter.refuse", arguments, request_id)
     emit(
-        "silo adapters refuse",
         data,
-        json_output=json_output,
-        text=f"refused adapter {data['adapter'][:12]}: rounds that begin with it go on without this silo"
-        + recorded(data),
+        f"refused adapter {data['adapter'][:12]}: rounds that begin with it go on without this silo" + recorded(data),
     )
 
 
@@ -143,7 +132,6 @@ def rollback(
     ] = "",
     config: SiloOption = SILO_YAML,
     request_id: RequestOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Go back to an accepted adapter, whose file is hashed first; what came after it is refused.
 
@@ -151,20 +139,9 @@ def rollback(
     others.
     """
     arguments = {"run": run, "to": to}
-    data = command(load_site(config), operator, "adapter.rollback", arguments, request_id)
+    data = silo_command(load_site(config), operator, "adapter.rollback", arguments, request_id)
     left = "; the open round goes on without this silo" if data["round_left"] else ""
-    emit(
-        "silo rollback",
-        data,
-        json_output=json_output,
-        text=f"back to adapter {data['adapter']}: what comes next is compared with it{left}{recorded(data)}",
-    )
-
-
-def add_to(silo: typer.Typer) -> None:
-    """Both, under `silo`."""
-    silo.add_typer(adapters_app, name="adapters")
-    silo.command("rollback")(guarded("silo rollback")(rollback))
+    emit(data, f"back to adapter {data['adapter']}: what comes next is compared with it{left}{recorded(data)}")
 
 
 def _adapters_text(adapters: AdapterList) -> str:
@@ -220,40 +197,36 @@ def report() -> None:
     """Show what a run was worth to this site; the result is never sent."""
 
 
-@report_app.command()
-@guarded("silo report benefit")
+@command(report_app, "silo report benefit")
 def benefit(
     config: Annotated[Path, typer.Option("--config", help="The site's configuration file.")] = Path("silo.yaml"),
     run: Annotated[str, typer.Option("--run", help="A finished run; by default the latest.")] = "",
     samples: Annotated[
         int | None, typer.Option("--samples", min=1, max=1024, help="Answers a prompt; default: as the run evaluates.")
     ] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Did joining help? Base, local-only and federated adapter on this site's own private holdout."""
     from silo.config import load_config
     from silo.report.measure import report_benefit
 
     found = report_benefit(load_config(config), run=run, samples=samples, say=_say)
-    emit("silo report benefit", found, json_output=json_output, text=lambda: benefit_text(found))
+    emit(found, lambda: benefit_text(found))
 
 
-@report_app.command("case-mix")
-@guarded("silo report case-mix")
+@command(report_app, "silo report case-mix")
 def case_mix(
     config: Annotated[Path, typer.Option("--config", help="The site's configuration file.")] = Path("silo.yaml"),
     run: Annotated[str, typer.Option("--run", help="A finished run; by default the latest.")] = "",
     samples: Annotated[
         int, typer.Option("--samples", min=1, max=1024, help="Answers to each public question, with and without.")
     ] = 32,
-    json_output: JsonOption = False,
 ) -> None:
     """Show what the first update of a run reveals of this site's case mix to whoever reads it alone (N7)."""
     from silo.config import load_config
     from silo.report.case_mix import report_case_mix
 
     found = report_case_mix(load_config(config), run=run, samples=samples, say=_say)
-    emit("silo report case-mix", found, json_output=json_output, text=lambda: case_mix_text(found))
+    emit(found, lambda: case_mix_text(found))
 
 
 def _say(line: str) -> None:
@@ -516,9 +489,10 @@ _messages = cli_messages.Program(
     },
 )
 cli_messages.add_to(app, _messages, cli_ledger.app)
-app.command("round")(cli_curves.silo_round)
+command(app, "silo round")(cli_curves.silo_round)
 app.add_typer(report_app, name="report")
-add_to(app)
+app.add_typer(adapters_app, name="adapters")
+command(app, "silo rollback")(rollback)
 cli_transfer.add_to_silo(app)
 doctor.add_to(app, "silo")
 
@@ -526,8 +500,7 @@ doctor.add_to(app, "silo")
 # ---- set up ----------------------------------------------------------------------------------------
 
 
-@app.command()
-@guarded("silo init")
+@command(app, "silo init")
 def init(
     name: Annotated[str, typer.Argument(help="The site's name.")],
     model: Annotated[Path, typer.Option("--model", help="Hugging Face model folder.")],
@@ -575,7 +548,6 @@ def init(
     learning_rate: LearningRateOption = None,
     out: Annotated[Path, typer.Option("--out", help="Folder to write into.")] = Path(),
     person: PersonOption = [],  # noqa: B006  # typer reads the default, nobody changes it
-    json_output: JsonOption = False,
 ) -> None:
     """Write the site's configuration, policy, LoRA schema and canaries. Keys come from `fedsilo certs`.
 
@@ -584,7 +556,6 @@ def init(
     """
     from fedsilo.demo.provision import people_of, take_from_bundle, write_roles
     from fedsilo.demo.sites import SiloFiles, write_silo_files
-    from fedsilo.files.durable import undone_on_failure
     from fedsilo.files.model_folder import choice_of
     from fedsilo.files.site_policy import SiteInputs, read_bundle
 
@@ -633,20 +604,16 @@ def init(
     config = written["config"]
     keys = "" if (out / "id" / f"{name}.key").exists() else f"fedsilo certs request --token TOKEN --out {out / 'id'}; "
     emit(
-        "silo init",
         written,
-        json_output=json_output,
-        warnings=warnings,
-        text=f"wrote {written['config']}, {written['policy']}, {written['schema']}, {written['canaries']}\n"
+        f"wrote {written['config']}, {written['policy']}, {written['schema']}, {written['canaries']}\n"
         f"{size_text(written['plan_size'])}\n"
         f"next: read the policy; plant canaries; {keys}silo check --config {config}; silo start --config {config}",
+        warnings=warnings,
     )
 
 
 def _fields_of(given_fields: Sequence[str]) -> dict[str, str]:
     """Raises UsageError: one is not NAME=COLUMN, or stands twice. Which names there are, the configuration says."""
-    from fedsilo.protocol.errors import UsageError
-
     found: dict[str, str] = {}
     for each in given_fields:
         name, is_given, column = each.partition("=")
@@ -658,13 +625,9 @@ def _fields_of(given_fields: Sequence[str]) -> dict[str, str]:
     return found
 
 
-@app.command()
-@guarded("silo join")
-def join(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> None:
+@command(app, "silo join")
+def join(config: SiloOption = SILO_YAML) -> None:
     """Dial the coordinator once, judge its certificate and compare it with the policy's pins. Sends no message."""
-    from datetime import UTC, datetime
-
-    from fedsilo.protocol.errors import UsageError
     from silo.guard.checks import look_at_coordinator
     from silo.guard.site import load_site_parts
 
@@ -684,16 +647,13 @@ def join(config: SiloOption = SILO_YAML, json_output: JsonOption = False) -> Non
         "key_pinned": True,
     }
     emit(
-        "silo join",
         data,
-        json_output=json_output,
-        text=f"{data['address']} is {data['coordinator']}, certificate {fingerprint[:16]}, key as pinned; "
+        f"{data['address']} is {data['coordinator']}, certificate {fingerprint[:16]}, key as pinned; "
         f"`silo start` says hello",
     )
 
 
-@app.command()
-@guarded("silo check")
+@command(app, "silo check")
 def check(
     config: SiloOption = SILO_YAML,
     offline: Annotated[bool, typer.Option("--offline", help="Do not dial the coordinator.")] = False,
@@ -703,7 +663,6 @@ def check(
             "--prompts", min=0, max=20, help="Show so many private prompts. Default: 3 on a terminal, else 0."
         ),
     ] = None,
-    json_output: JsonOption = False,
 ) -> None:
     """Check files, keys, policy, data, model, isolation and the line to the coordinator; start and send nothing."""
     import copy
@@ -712,7 +671,7 @@ def check(
 
     # What is written to a file or to another program tends to be kept and sent on, so private prompts are not in it
     # unless somebody says so.
-    shown = prompts if prompts is not None else 3 * (sys.stdout.isatty() and not json_output)
+    shown = prompts if prompts is not None else 3 * (sys.stdout.isatty() and not running().json_output)
     results, look, errors = check_site(
         load_site(config), reach_coordinator=not offline, read_prompts=True, show_prompts=shown
     )
@@ -728,21 +687,17 @@ def check(
     lengths = None if look.preview is None else as_fields(look.preview, with_prompts=bool(shown))
     data = {"checks": results, "data": lengths}
     emit(
-        "silo check",
         data,
-        json_output=json_output,
+        lambda: table(("", "check", "found"), rows) + ("" if look.preview is None else prompts_text(look.preview)),
         warnings=look.warnings,
         error=error,
-        text=lambda: table(("", "check", "found"), rows) + ("" if look.preview is None else prompts_text(look.preview)),
     )
 
 
-@app.command()
-@guarded("silo start")
+@command(app, "silo start")
 def start(
     config: SiloOption = SILO_YAML,
     quiet: Annotated[bool, typer.Option("--quiet", help="Log to the file in state_dir only.")] = False,
-    json_output: JsonOption = False,
 ) -> None:
     """Run guard and trainer in the foreground until Ctrl-C, SIGTERM or `silo stop`."""
     # gRPC's own lines on stderr would stand beside ours, which name the cause; it reads this when it loads.
@@ -764,13 +719,11 @@ def start(
 
     def ready(facts: Mapping[str, Any]) -> None:
         emit(
-            "silo start",
             dict(facts),
-            json_output=json_output,
-            warnings=[warning] if warning else [],
-            text=f"ready: {facts['silo']} of {facts['federation']}, trainer {facts['isolation']}, policy "
+            f"ready: {facts['silo']} of {facts['federation']}, trainer {facts['isolation']}, policy "
             f"{facts['policy']['name']} {facts['policy']['digest'][:12]}, control {facts['control_socket']}, private "
             f"{private_text(facts['private'])}",
+            warnings=[warning] if warning else [],
         )
 
     serve(loaded, ready=ready)
@@ -779,15 +732,13 @@ def start(
 # ---- look ------------------------------------------------------------------------------------------
 
 
-@app.command()
-@guarded("silo status")
+@command(app, "silo status")
 def status(
     config: Annotated[
         Path | None,
         typer.Option("--config", help="silo.yaml. Default: the one here, else the current context, if it is a silo."),
     ] = None,
     context: ContextOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Show what the silo does now, what waits for people, and what left."""
 
@@ -799,49 +750,38 @@ def status(
     reached_by = f" --config {shlex.quote(str(file))}" if file is not None else ""
     if chosen is not None and file is None:
         reached_by = f", in the folder of {chosen.site}'s silo.yaml"
-    emit("silo status", state, json_output=json_output, text=lambda: status_text(state, reached_by=reached_by))
+    emit(state, lambda: status_text(state, reached_by=reached_by))
 
 
-@app.command()
-@guarded("silo logs")
+@command(app, "silo logs")
 def logs(
     config: SiloOption = SILO_YAML,
     lines: Annotated[int, typer.Option("--lines", min=1, help="Last so many.")] = 50,
     trainer: Annotated[bool, typer.Option("--trainer", help="The trainer's log in place of the guard's.")] = False,
-    json_output: JsonOption = False,
 ) -> None:
     """The end of the guard's or trainer's log. Logs stay at the site; nothing uploads them."""
-    from fedsilo.protocol.errors import NotFoundError
-
     path = load_site(config).state_dir / "logs" / ("trainer.log" if trainer else "guard.log")
     if not path.is_file():
         raise NotFoundError(f"{path} does not exist", hint="the silo has not been started yet")
     shown = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
-    emit("silo logs", {"path": str(path), "lines": shown}, json_output=json_output, text="\n".join(shown))
+    emit({"path": str(path), "lines": shown}, "\n".join(shown))
 
 
 # ---- change ----------------------------------------------------------------------------------------
 
 
-@app.command()
-@guarded("silo pause")
-def pause(
-    operator: OperatorOption,
-    config: SiloOption = SILO_YAML,
-    request_id: RequestOption = "",
-    json_output: JsonOption = False,
-) -> None:
+@command(app, "silo pause")
+def pause(operator: OperatorOption, config: SiloOption = SILO_YAML, request_id: RequestOption = "") -> None:
     """Finish the step at hand and begin no other until `silo resume`."""
-    data = command(load_site(config), operator, "pause", {}, request_id)
+    data = silo_command(load_site(config), operator, "pause", {}, request_id)
     text = f"paused: the trainer begins no further step{recorded(data)}"
     warnings = [] if "record" in data else ["this silo is halted, so the order is not in its audit log: silo status"]
     if data.get("until_restart"):
         warnings.append("nor could it be kept: it ends with the guard")
-    emit("silo pause", data, json_output=json_output, text=text, warnings=warnings)
+    emit(data, text, warnings=warnings)
 
 
-@app.command()
-@guarded("silo resume")
+@command(app, "silo resume")
 def resume(
     operator: OperatorOption,
     config: SiloOption = SILO_YAML,
@@ -853,7 +793,6 @@ def resume(
     expect_digest: Annotated[
         str, typer.Option("--expect-digest", help="Of the clock's halt, as you were shown it; with --accept-clock.")
     ] = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Go on after `silo pause`, or after a clock that was found wrong.
 
@@ -863,17 +802,17 @@ def resume(
     if expect_digest and not accept_clock:
         raise UsageError("--expect-digest is of a clock's halt", hint="give --accept-clock too")
     if accept_clock:
-        digest = expect_digest.removeprefix("sha256:") or _clock_halt_shown(site, json_output=json_output)
-        data = command(site, operator, "clock.accept", {"halt": digest}, request_id)
+        digest = expect_digest.removeprefix("sha256:") or _clock_halt_shown(site)
+        data = silo_command(site, operator, "clock.accept", {"halt": digest}, request_id)
         now, released = utc(data["accepted"]), utc(data["released"])
         text = f"the clock counts as it is now, {now}; {released} is released and compared with no more{recorded(data)}"
-        emit("silo resume", data, json_output=json_output, text=text)
+        emit(data, text)
         return
-    data = command(site, operator, "resume", {}, request_id)
-    emit("silo resume", data, json_output=json_output, text=f"resumed{recorded(data)}")
+    data = silo_command(site, operator, "resume", {}, request_id)
+    emit(data, f"resumed{recorded(data)}")
 
 
-def _clock_halt_shown(site: SiloConfig, *, json_output: bool) -> str:
+def _clock_halt_shown(site: SiloConfig) -> str:
     """The digest of the clock's halt, once it was shown and typed back. Raises NotFoundError: there is none."""
     with client_of(site) as client:
         halt = (client.snapshot().state.get("clock") or {}).get("halt")
@@ -881,71 +820,57 @@ def _clock_halt_shown(site: SiloConfig, *, json_output: bool) -> str:
         raise NotFoundError("nothing is halted for its clock here", hint="`silo status` shows what is")
     digest = str(halt["digest"])
     hint = "`silo status --json` names it: data.clock.halt.digest"
-    confirm(digest, "", f"{halt['message']}\n{clock_now()}", hint=hint, json_output=json_output)
+    confirm(digest, "", f"{halt['message']}\n{clock_now()}", hint=hint)
     return digest
 
 
-@app.command()
-@guarded("silo leave")
+@command(app, "silo leave")
 def leave(
     operator: OperatorOption,
     run: Annotated[str, typer.Option("--run", help="Name of the run, as `silo status` shows it.")],
     config: SiloOption = SILO_YAML,
     request_id: RequestOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Leave the open run for good, tell the coordinator, and stay in the federation. It cannot be undone.
 
     What is held or not sent yet never leaves; what was sent stays with the others. The next run asks anew.
     """
-    data = command(load_site(config), operator, "leave", {"run": run}, request_id)
+    data = silo_command(load_site(config), operator, "leave", {"run": run}, request_id)
     text = f"left run {run} for good; the coordinator is told{recorded(data)}"
-    emit("silo leave", data, json_output=json_output, text=text)
+    emit(data, text)
 
 
-@app.command("reload")
-@guarded("silo reload")
-def reload_(
-    operator: OperatorOption,
-    config: SiloOption = SILO_YAML,
-    request_id: RequestOption = "",
-    json_output: JsonOption = False,
-) -> None:
+@command(app, "silo reload")
+def reload_(operator: OperatorOption, config: SiloOption = SILO_YAML, request_id: RequestOption = "") -> None:
     """Read policy and charter again and put them in force, if nothing in them is looser; else the old ones stay."""
-    data = command(load_site(config), operator, "policy.reload", {}, request_id)
+    data = silo_command(load_site(config), operator, "policy.reload", {}, request_id)
     fields = f": {', '.join(data['fields'])}" if data["fields"] else ""
     emit(
-        "silo reload",
         data,
-        json_output=json_output,
-        text=f"policy {data['policy']} is in force, {data['change']}{fields}{recorded(data)}",
+        f"policy {data['policy']} is in force, {data['change']}{fields}{recorded(data)}",
         warnings=[f"the silo ends: {data['ends']}"] if data["ends"] else [],
     )
 
 
-@app.command()
-@guarded("silo stop")
+@command(app, "silo stop")
 def stop(
     operator: OperatorOption,
     config: SiloOption = SILO_YAML,
     request_id: RequestOption = "",
     timeout: TimeoutOption = 30.0,
-    json_output: JsonOption = False,
 ) -> None:
     """End guard and trainer, and wait for it. The open round goes on without this silo."""
     from fedsilo.demo.processes import wait_for_end
 
     site = load_site(config)
-    data = command(site, operator, "stop", {}, request_id)
+    data = silo_command(site, operator, "stop", {}, request_id)
     lock = site.state_dir / "lock"
     # Who may command the daemon need not be a user of this machine who may see its files.
     seen = os.access(lock, os.W_OK)
     if seen:
         wait_for_end(lock, timeout)
     emit(
-        "silo stop",
         data,
-        json_output=json_output,
-        text=("stopped" if seen else "stopping") + recorded(data),
+        ("stopped" if seen else "stopping") + recorded(data),
         warnings=[] if seen else [f"{lock} is not yours to look at, so its end was not waited for"],
     )

@@ -11,79 +11,69 @@ import typer
 
 from fedsilo.cli import daemons
 from fedsilo.cli.daemons import COORDINATOR_YAML, CoordinatorOption, coordinator_command
-from fedsilo.cli.output import JsonOption, emit, guarded, recorded, table
+from fedsilo.cli.output import command, emit, recorded, table
 
 OutOption = Annotated[Path, typer.Option("--out", help="File to write. The daemon writes it, so name a folder it may.")]
 FileArgument = Annotated[Path, typer.Argument(help="The file that was carried here. The daemon reads it.")]
 
 
 def add_to_silo(app: typer.Typer) -> None:
-    app.command("export-release")(export_release)
-    app.command("import-plan")(import_plan)
+    command(app, "silo export-release")(export_release)
+    command(app, "silo import-plan")(import_plan)
 
 
 def add_to_coordinator(app: typer.Typer) -> None:
-    app.command("export-plan")(export_plan)
-    app.command("import-release")(import_release)
+    command(app, "coordinator export-plan")(export_plan)
+    command(app, "coordinator import-release")(import_release)
 
 
-@guarded("silo export-release")
 def export_release(
     operator: daemons.OperatorOption,
     out: OutOption,
     config: daemons.SiloOption = daemons.SILO_YAML,
     request_id: daemons.RequestOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Write what this silo may say by now into a file for the coordinator. What has no answer yet is in it again."""
     site = daemons.load_site(config)
-    data = daemons.command(site, operator, "transfer.export", {"path": str(out.absolute())}, request_id)
+    data = daemons.silo_command(site, operator, "transfer.export", {"path": str(out.absolute())}, request_id)
     warnings = [f"{len(data['held'])} held for people and not in it: {', '.join(data['held'])}"] if data["held"] else []
     if data["working"]:
         warnings.append("the trainer is still at work: what it comes to is not in it")
     emit(
-        "silo export-release",
         data,
-        json_output=json_output,
-        warnings=warnings,
-        text=lambda: (
+        lambda: (
             f"{_messages(data)}\nwrote {data['file']}, {data['bytes']} bytes, SHA-256 {data['sha256']}"
             f"{recorded(data)}\nnext: carry it to the coordinator's people: coordinator import-release {out.name}"
         ),
+        warnings=warnings,
     )
 
 
-@guarded("silo import-plan")
 def import_plan(
     file: FileArgument,
     operator: daemons.OperatorOption,
     config: daemons.SiloOption = daemons.SILO_YAML,
     request_id: daemons.RequestOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Take the coordinator's file: answers, plans, rounds, adapters, each let in by the policy when it is its turn."""
     site = daemons.load_site(config)
-    data = daemons.command(site, operator, "transfer.import", {"path": str(file.absolute())}, request_id)
+    data = daemons.silo_command(site, operator, "transfer.import", {"path": str(file.absolute())}, request_id)
     new = sum(not row["taken_before"] for row in data["messages"])
     emit(
-        "silo import-plan",
         data,
-        json_output=json_output,
-        text=lambda: (
+        lambda: (
             f"{_messages(data)}\ntook {data['file']}: {new} of {len(data['messages'])} messages are new"
             f"{recorded(data)}\nnext: silo status; silo approvals list"
         ),
     )
 
 
-@guarded("coordinator export-plan")
 def export_plan(
     silo: Annotated[str, typer.Option("--silo", help="For which one, from `coordinator silos list`.")],
     operator: daemons.OperatorOption,
     out: OutOption,
     config: CoordinatorOption = COORDINATOR_YAML,
     request_id: daemons.RequestOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Write what waits for a silo into a file for it: answers, plans, rounds and the adapters that they name."""
     data = coordinator_command(
@@ -93,37 +83,31 @@ def export_plan(
     if not data["messages"]:
         warnings.append(f"nothing waits for {silo}, so no message is in the file; one that dials needs none")
     emit(
-        "coordinator export-plan",
         data,
-        json_output=json_output,
-        warnings=warnings,
-        text=lambda: (
+        lambda: (
             f"{_messages(data)}\nwrote {data['file']}, {data['bytes']} bytes, SHA-256 {data['sha256']}"
             f"{recorded(data)}\nnext: carry it to the people of {silo}: silo import-plan {out.name}"
         ),
+        warnings=warnings,
     )
 
 
-@guarded("coordinator import-release")
 def import_release(
     file: FileArgument,
     operator: daemons.OperatorOption,
     config: CoordinatorOption = COORDINATOR_YAML,
     request_id: daemons.RequestOption = "",
-    json_output: JsonOption = False,
 ) -> None:
     """Take a silo's file: each message is judged as one that came over a line. The answers are in its next file."""
     data = coordinator_command(config, operator, "transfer.import", {"path": str(file.absolute())}, request_id)
     refused = [row for row in data["messages"] if row["code"]]
     emit(
-        "coordinator import-release",
         data,
-        json_output=json_output,
-        warnings=[f"{row['kind']} of round {row['round']} is refused: {row['code']}" for row in refused],
-        text=lambda: (
+        lambda: (
             f"{_messages(data)}\ntook {file} of {data['silo']}{recorded(data)}\n"
             f"next: coordinator export-plan --silo {data['silo']}"
         ),
+        warnings=[f"{row['kind']} of round {row['round']} is refused: {row['code']}" for row in refused],
     )
 
 

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsilo.cli.daemons import ConfigOption, ContextOption, SocketOption, chosen_daemon
-from fedsilo.cli.output import SCHEMA, JsonOption, OutputLostError, emit, facts_text, guarded, quiet, write_out
+from fedsilo.cli.output import (
+    SCHEMA,
+    OutputLostError,
+    emit,
+    facts_text,
+    running,
+    write_out,
+)
 from fedsilo.protocol.errors import FedSiloError, UnreachableError, UsageError
 from fedsilo.protocol.text import harmless
 
@@ -73,10 +80,6 @@ def gaps_told(events: Iterable[Event], since: int) -> Iterator[Event]:
 # ---- `fedsilo watch` -------------------------------------------------------------------------------------------------
 
 
-COMMAND = "watch"
-
-
-@guarded(COMMAND)
 def watch(
     context: ContextOption = "",
     socket: SocketOption = None,
@@ -85,7 +88,6 @@ def watch(
     jsonl: Annotated[
         bool, typer.Option("--jsonl", help='One JSON object a line; the last has "terminal": true.')
     ] = False,
-    json_output: JsonOption = False,
 ) -> None:
     """What happens at a silo or the coordinator, a line each, until it ends, --timeout is over or Ctrl-C is pressed.
 
@@ -93,11 +95,11 @@ def watch(
     are said to be missing, with their number where it is known. With --json each is an envelope of its own, a line
     each; with --once and --json it is one envelope with all of them.
     """
-    if jsonl and json_output:
+    if jsonl and running().json_output:
         raise UsageError("--jsonl or --json, not both", hint="--json gives an envelope a line, --jsonl bare events")
     from fedsilo.control.client import timeout_chosen
 
-    lines = _Lines(jsonl, json_output, at_once=once)
+    lines = _Lines(jsonl, at_once=once)
     seconds, begun = timeout_chosen.get(), time.monotonic()
     try:
         with chosen_daemon(context, socket, config).connect() as client:
@@ -132,9 +134,9 @@ def _events(client: ControlClient, last: int, *, once: bool) -> Iterator[Event]:
 class _Lines:
     """Prints one line for each thing, in the chosen form."""
 
-    def __init__(self, jsonl: bool, json_output: bool, *, at_once: bool) -> None:
-        self._jsonl, self._json = jsonl, json_output
-        self._together: dict[str, Any] | None = {"state": None, "events": []} if at_once and json_output else None
+    def __init__(self, jsonl: bool, *, at_once: bool) -> None:
+        self._jsonl, self._json = jsonl, running().json_output
+        self._together: dict[str, Any] | None = {"state": None, "events": []} if at_once and self._json else None
         self._events, self._missed, self._sequence = 0, 0, 0
 
     def stands(self, state: dict[str, Any], time: str, sequence: int) -> None:
@@ -160,7 +162,7 @@ class _Lines:
     def end(self, why: str, message: str) -> None:
         """The last line of --jsonl, or the one envelope. `missed` is -1 where their number is not known."""
         if self._together is not None and why == "END":
-            emit(COMMAND, {**self._together, "missed": self._missed}, json_output=True, text="")
+            emit({**self._together, "missed": self._missed})
         if self._jsonl:
             told = {"events": self._events, "missed": self._missed, "sequence": self._sequence}
             self._write({"terminal": True, "why": why, "message": message, **told})
@@ -174,8 +176,8 @@ class _Lines:
             else:
                 self._together["events"].append(data)
         elif self._json:
-            emit(COMMAND, data, json_output=True, text="")
-        elif not quiet.get():
+            emit(data)
+        elif not running().quiet:
             write_out(harmless(words.replace("\n", " ")) + "\n")
 
     def _write(self, row: dict[str, Any]) -> None:

@@ -296,8 +296,9 @@ class _Worker:
     def __init__(self, path: Path, complaints: IO[str]) -> None:
         below = _IN_MEMORY if _IN_MEMORY.is_dir() else None
         self._folder = Path(tempfile.mkdtemp(prefix=f"fedsilo-{os.getpid()}-", dir=below))
+        program = [sys.executable, "-P", "-m", "fedsilo.cli"]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fedsilo.cli", "fedsilo", "experiment", "work", str(path), str(self._folder)],
+            [*program, "fedsilo", "experiment", "work", "--json", str(path), str(self._folder)],
             env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

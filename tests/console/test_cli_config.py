@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fedsilo.cli import coordinator as cli_coordinator
+from fedsilo.cli import doctor as cli_doctor
 from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.cli import silo as cli_silo
 from fedsilo.cli.contexts import changing
@@ -197,7 +198,7 @@ def test_doctor_finds_a_clock_behind_the_log_and_a_full_disk(
     (log,) = (place.folder / "state" / "audit").glob("*.jsonl")
     later = log.stat().st_mtime + CLOCK_BEHIND_SECONDS_MAX + 60
     os.utime(log, (later, later))
-    monkeypatch.setattr(durable, "DISK_BYTES_MIN", 1 << 62)
+    monkeypatch.setattr(cli_doctor, "DISK_BYTES_MIN", 1 << 62)
     status, told = run(cli_silo.app, "doctor", "--config", config)
     wrong = {row["check"] for row in told["data"]["checks"] if row["ok"] is False}
     assert status == 1 and wrong == {"clock", "disk"} and all(each in told["error"]["message"] for each in wrong)

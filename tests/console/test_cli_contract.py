@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from certs.roles import ACTIONS
 from console import actions
 from fedsilo.cli.contract import ALWAYS, COMMANDS, EXIT_MEANINGS, commands_below, schema_of
-from fedsilo.cli.output import JsonOption, emit, guarded
+from fedsilo.cli.output import command as register
+from fedsilo.cli.output import emit
 from fedsilo.protocol.errors import FedSiloError, UsageError
 from tools.reference import programs
 
@@ -69,9 +70,8 @@ def test_a_schema_tells_types_choices_defaults_and_repetition() -> None:
 def test_a_command_that_is_not_in_the_table_is_noticed() -> None:
     app = typer.Typer()
 
-    @app.command()
-    @guarded("planted")
-    def planted(json_output: JsonOption = False) -> None: ...
+    @register(app, "planted")
+    def planted() -> None: ...
 
     found = dict(_commands()) | {"fedsilo planted": typer.main.get_command(app)}
     assert lacking(found) == ["fedsilo planted: not in the table"]
@@ -134,15 +134,14 @@ def test_schema_of_every_command_is_printed_and_touches_nothing(
 def _talking() -> typer.Typer:
     app = typer.Typer()
 
-    @app.command()
-    @guarded("version")
-    def talk(wrong: bool = False, json_output: JsonOption = False) -> None:
+    @register(app, "version")
+    def talk(wrong: bool = False) -> None:
         import os
 
         if wrong:
             raise UsageError("no", hint="try yes")
         text = "plain" if "NO_COLOR" in os.environ else "coloured"
-        emit("version", {"text": text}, json_output=json_output, text=text, warnings=["mind this"])
+        emit({"text": text}, text, warnings=["mind this"])
 
     return app
 

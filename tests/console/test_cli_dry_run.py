@@ -24,7 +24,7 @@ from fedsilo.cli import approvals as cli_approvals
 from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.cli import policy as cli_policy
 from fedsilo.cli import silo as cli_silo
-from fedsilo.cli.output import ACTIONS_OF_COMMANDS, JsonOption, emit, guarded
+from fedsilo.cli.output import ACTIONS_OF_COMMANDS, command, emit
 from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.control.dry_run import DryRun, dry_run, is_active
 from silo.guard.commands import Orders
@@ -118,12 +118,11 @@ def test_afterwards_changes_are_changes_again(folder: Path) -> None:
 def test_a_dry_run_that_finds_nothing_to_change_says_so(folder: Path) -> None:
     app = typer.Typer()
 
-    @app.command()
-    @guarded("certs ca-init")
-    def satisfied(json_output: JsonOption = False) -> None:
+    @command(app, "certs ca-init")
+    def satisfied() -> None:
         if not (folder / "file").exists():
             _write(folder / "file")
-        emit("certs ca-init", {"written": False}, json_output=json_output, text="as it should be")
+        emit({"written": False}, "as it should be")
 
     before = told(folder)
     code, answer = run(app, "--dry-run")
@@ -136,12 +135,11 @@ def test_a_dry_run_that_finds_nothing_to_change_says_so(folder: Path) -> None:
 def test_a_command_that_takes_the_end_for_its_own_says_nothing_of_a_success(folder: Path) -> None:
     app = typer.Typer()
 
-    @app.command()
-    @guarded("certs ca-init")
-    def stubborn(json_output: JsonOption = False) -> None:
+    @command(app, "certs ca-init")
+    def stubborn() -> None:
         with contextlib.suppress(BaseException):  # what no command should do
             _write(folder / "new")
-        emit("certs ca-init", {"written": True}, json_output=json_output, text="written")
+        emit({"written": True}, "written")
 
     code, answer = run(app, "--dry-run")
     assert (code, answer["data"]["first"]["target"]) == (0, str(folder / "new"))

@@ -20,7 +20,7 @@ from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.cli import silo as cli_silo
 from fedsilo.cli.contract import EXIT_MEANINGS, INTERRUPTED_EXIT_CODE
 from fedsilo.cli.crash import reports_folder
-from fedsilo.cli.output import JsonOption, emit, ended_by, guarded
+from fedsilo.cli.output import command, emit, ended_by
 from fedsilo.protocol.errors import DeniedError
 from tests.console.commands import Site, run
 from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN
@@ -137,9 +137,8 @@ def _reader(text: str) -> None:
 _faulty = typer.Typer()
 
 
-@_faulty.command()
-@guarded("silo pause")
-def fault(text: str, interrupted: bool = False, json_output: JsonOption = False) -> None:
+@command(_faulty, "silo pause")
+def fault(text: str, interrupted: bool = False) -> None:
     if interrupted:
         raise KeyboardInterrupt
     try:
@@ -210,14 +209,13 @@ def test_an_interrupt_is_no_fault(state_home: Path) -> None:
 def test_what_typer_raises_is_no_fault(state_home: Path) -> None:
     app = typer.Typer()
 
-    @app.command()
-    @guarded("version")
+    @command(app, "version")
     def leave(how: str) -> None:
         if how == "param":
             raise typer.BadParameter("not this")
         if how == "abort":
             raise typer.Abort
-        emit("version", {}, json_output=False, text="left")
+        emit({}, "left")
         raise typer.Exit(7)
 
     codes = [CliRunner().invoke(app, [how]).exit_code for how in ("exit", "param", "abort")]

@@ -84,7 +84,7 @@ def test_a_whole_round_is_read_before_any_of_it_is_approved_and_the_update_goes_
     every = {"releases": [*rows, {"id": "r2/hospital_a/0", "kind": "lora.factors"}]}
     monkeypatch.setattr(cli_approvals, "every_page", lambda client, wanted: every)
     site.answer(approval=lambda asked: shown | {"id": asked["release"], "digest": digests[asked["release"]]})
-    monkeypatch.setattr(cli_approvals, "command", approve)  # what is signed with real keys has tests of its own
+    monkeypatch.setattr(cli_approvals, "silo_command", approve)  # what is signed with real keys has tests of its own
     monkeypatch.setattr(cli_approvals, "release_text", lambda data, columns: str(data["id"]))
     whole = ("approve", "r3/hospital_a", *ALICE)
     status, answer = run(APP, *whole)

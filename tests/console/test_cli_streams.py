@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedsilo.cli.output import JsonOption, guarded
+from fedsilo.cli.output import command
 from fedsilo.demo.playing import RECORDING
 
 FULL = Path("/dev/full")  # each write to it fails as on a full disk
@@ -78,9 +78,8 @@ def test_a_closed_stdout_is_told_and_takes_no_number_of_a_file(words: tuple[str,
 def test_a_folder_in_place_of_a_file_is_wrong_usage(tmp_path: Path) -> None:
     app = typer.Typer()
 
-    @app.command()
-    @guarded("planted")
-    def planted(path: Path, json_output: JsonOption = False) -> None:
+    @command(app, "planted")
+    def planted(path: Path) -> None:
         path.read_text()
 
     answer = CliRunner().invoke(app, [str(tmp_path)])

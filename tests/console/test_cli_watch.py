@@ -20,7 +20,7 @@ from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.cli.bundle import SHOWN_TEXTS, collected, shareable
 from fedsilo.cli.coordinator import seen_text
 from fedsilo.cli.daemons import Daemon
-from fedsilo.cli.output import Common
+from fedsilo.cli.output import waiting
 from fedsilo.cli.watch import EVENTS_A_LIFE, gaps_told
 from fedsilo.control import server as control_desk
 from fedsilo.control.client import ControlClient, Event
@@ -346,7 +346,7 @@ def test_an_answer_is_waited_for_as_long_as_was_said(site: Site) -> None:
     site.desk.register_query("slow", lambda arguments: held.wait(WAIT_SECONDS))
     try:
         told = pytest.raises(UnreachableError, match=r"did not answer within 0\.2 s")
-        with Common(timeout_seconds=0.2).in_force(), ControlClient(site.socket) as client, told:
+        with waiting(0.2), ControlClient(site.socket) as client, told:
             client.query("slow")
     finally:
         held.set()

@@ -21,6 +21,7 @@ from console.sharing import QUERIES, Question, released_answer
 from coordinator.answers.rounds import CurveView, RoundView
 from fedsilo.cli import curves as cli_curves
 from fedsilo.cli import run as cli_run
+from fedsilo.cli.output import command
 from fedsilo.control.answers import Curves, Round, read
 from fedsilo.control.figures import FIGURES
 from fedsilo.views import curves, rounds
@@ -34,8 +35,8 @@ from tests.simulated.test_round_view import in_round
 from tests.world import Loop
 
 COMMANDS = typer.Typer()
-COMMANDS.command("curves")(cli_curves.curves)
-COMMANDS.command("round")(cli_curves.silo_round)
+command(COMMANDS, "curves")(cli_curves.curves)
+command(COMMANDS, "silo round")(cli_curves.silo_round)
 COMMANDS.add_typer(cli_run.app, name="run")
 
 

@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from fedsilo.cli.daemons import confirm
+from fedsilo.cli.output import Call, as_running
 from fedsilo.protocol.errors import ConflictError, FedSiloError, UsageError
 
 DIGEST = "ab" * 31 + "c0de"
@@ -46,10 +47,11 @@ def test_T36_a_digest_is_enough_another_is_a_stale_view_and_without_one_nobody_i
 ) -> None:
     screen = on_terminal(monkeypatch) if terminal else io.StringIO()
     if refusal is None:
-        confirm(DIGEST, named, "words", hint="there", json_output=json_output)
+        with as_running(Call(json_output=json_output)):
+            confirm(DIGEST, named, "words", hint="there")
         return
-    with pytest.raises(refusal) as refused:
-        confirm(DIGEST, named, "words", hint="there", json_output=json_output)
+    with pytest.raises(refusal) as refused, as_running(Call(json_output=json_output)):
+        confirm(DIGEST, named, "words", hint="there")
     assert refused.value.code == {ConflictError: "STALE_VIEW", UsageError: "INVALID_INPUT"}[refusal]
     assert not screen.getvalue() and (refusal is ConflictError or refused.value.hint == "there")
 

@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         def ready(where: Ready) -> None:
             data = {"address": where.address, "control_socket": where.control_socket}
-            emit("coordinator start", data, json_output=True, text="")
+            emit(data)
 
         run_coordinator(options.config, ready=ready, replies=replies)
     return 0

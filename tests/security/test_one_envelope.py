@@ -11,22 +11,21 @@ import pytest
 import typer
 
 from fedsilo.cli.main import console_main, coordinator_main, fedsilo_main, silo_main
-from fedsilo.cli.output import JsonOption, emit, guarded, in_one_envelope
+from fedsilo.cli.output import command, emit, in_one_envelope
 
 
 def program() -> typer.Typer:
     app = typer.Typer()
 
-    @app.command()
-    def ask(json_output: JsonOption = False) -> None:
+    @command(app, "ask")
+    def ask() -> None:
         answer = typer.prompt("which", err=True)
-        emit("ask", {"answer": answer}, json_output=json_output, text=answer)
+        emit({"answer": answer}, answer)
 
-    @app.command()
-    @guarded("whoami")
-    def asked(json_output: JsonOption = False) -> None:
+    @command(app, "asked")
+    def asked() -> None:
         answer = typer.confirm("sure", err=True)
-        emit("whoami", {"answer": answer}, json_output=json_output, text=str(answer))
+        emit({"answer": answer}, str(answer))
 
     @app.command()
     def other() -> None: ...
@@ -66,15 +65,15 @@ def test_what_ends_a_command_is_answered_in_one_envelope(
     assert (answer["error"] and answer["error"]["code"]) == code
 
 
-@pytest.mark.parametrize(("word", "command"), [("ask", ""), ("asked", "whoami")])
+@pytest.mark.parametrize("word", ["ask", "asked"])
 def test_control_c_at_a_question_ends_as_an_interrupt(
-    word: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Interrupted())
     monkeypatch.setattr(sys, "argv", ["program", word, "--json"])
     assert in_one_envelope(program(), "program") == 130
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["command"], answer["error"]["code"]) == (command, "INTERRUPTED")
+    assert (answer["command"], answer["error"]["code"]) == (word, "INTERRUPTED")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     assert in_one_envelope(program(), "program") == 0
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import fedsilo
 from fedsilo.cli import main as cli
 from fedsilo.cli import run as cli_run
-from fedsilo.cli.output import TRACEBACK_VARIABLE, JsonOption, emit, envelope, existing, facts_text, guarded, table
+from fedsilo.cli.output import TRACEBACK_VARIABLE, command, emit, envelope, existing, facts_text, guarded, table
 from fedsilo.cli.silo import status_text
 from fedsilo.protocol.errors import ConflictError, NotFoundError, UnreachableError, VerificationError
 from fedsilo.protocol.text import harmless
@@ -26,9 +26,8 @@ from tools.reference import programs
 app = typer.Typer()
 
 
-@app.command()
-@guarded("try it")
-def try_it(how: str, json_output: JsonOption = False) -> None:
+@command(app, "try it")
+def try_it(how: str) -> None:
     if how == "conflict":
         raise ConflictError("changed \x1b[2J since", hint="look again", code="STALE_VIEW")
     if how == "away":
@@ -40,7 +39,7 @@ def try_it(how: str, json_output: JsonOption = False) -> None:
     if how == "stop":
         raise KeyboardInterrupt
     error = VerificationError("one log does not verify") if how == "mixed" else None
-    emit("try it", {"n": 1}, json_output=json_output, text=lambda: "n is 1", warnings=["w"], error=error)
+    emit({"n": 1}, lambda: "n is 1", warnings=["w"], error=error)
 
 
 def run(*arguments: str) -> tuple[int, str, str]:

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from certs.roles import may
 from fedsilo.audit.record import Record
 from fedsilo.cli import audit as cli_audit
-from fedsilo.cli import daemons
 from fedsilo.cli.audit_report import LogStatistics
 from fedsilo.control.server import ControlServer
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -215,8 +214,8 @@ def answering(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         given = command(name, dict(arguments), person=operator)
         return Rescreening(bench.ledger, bench.audit, bench.screens).rescreen(given)
 
-    monkeypatch.setattr(daemons, "command", carry_out)
-    monkeypatch.setattr(daemons, "load_site", lambda path: Config())
+    monkeypatch.setattr(cli_audit, "silo_command", carry_out)
+    monkeypatch.setattr(cli_audit, "load_site", lambda path: Config())
     return people
 
 

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from coordinator import main
 from fedsilo.cli import audit as cli_audit
-from fedsilo.cli import daemons
 from fedsilo.cli.policy import app
 from fedsilo.files.durable import write_private
 from fedsilo.files.site_policy import read_policy
@@ -374,9 +373,9 @@ def test_T15_archived_texts_are_screened_again_with_own_patterns(
         assert found == {first: {"pii_basic/study_number": 1}, second: {}}
 
         # and by the command, which sends the file along
-        monkeypatch.setattr(daemons, "load_site", lambda path: SimpleNamespace(state_dir=bench.folder))
+        monkeypatch.setattr(cli_audit, "load_site", lambda path: SimpleNamespace(state_dir=bench.folder))
         monkeypatch.setattr(
-            daemons, "command", lambda config, person, name, arguments, _: rescreened(bench, dict(arguments))
+            cli_audit, "silo_command", lambda config, person, name, arguments, _: rescreened(bench, dict(arguments))
         )
         words = ["replay", "--policy", str(draft), "--rescreen", "--operator", "carol", "--json"]
         data = json.loads(CliRunner().invoke(cli_audit.app, words).stdout)["data"]
