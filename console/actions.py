@@ -145,7 +145,7 @@ REPLAY = frozenset({"replay"})  # every screen while a recording is played back
 
 @dataclass(frozen=True)
 class Context:
-    """The facts that a twin command needs to name the same thing as the screen does."""
+    """The facts that a twin command needs to name the same thing as the screen does; empty where it shows none."""
 
     coordinator: bool = False  # attached to a coordinator, not to a silo
     release: str = ""
@@ -154,11 +154,24 @@ class Context:
     shown: str = ""
     person: str = ""
     halted_kind: str = ""
-    place: str = ""  # that the console is at
     run: str = ""
     paused: bool = False  # the run, or at a silo the silo
     kind: str = ""  # of message
     findings: tuple[str, ...] = ()  # ids of those that were opened
+
+    def words_of(self, command: str) -> tuple[str, ...]:
+        """Return a command's words with what is shown in place of those in capitals; what is not known stays."""
+        known = {
+            "RELEASE": self.release, "PERSON": self.person, "RUN": self.run, "HALTED": self.halted_kind or "KIND",
+            "DIGEST": self.digest, "POLICY": self.policy_digest or "DIGEST", "SHOWN": self.shown or "DIGEST",
+            "PROGRAM": "coordinator" if self.coordinator else "silo", "PAUSE": "resume" if self.paused else "pause",
+        }  # fmt: skip
+        several = {
+            "RELEASES": ("show", self.release) if self.release else ("list",),
+            "OF_KIND": ("--kind", self.kind) if self.kind else (),
+            "OPENED": tuple(word for finding in self.findings for word in ("--ack-finding", finding)),
+        }
+        return tuple(word for each in command.split() for word in several.get(each, (known.get(each) or each,)))
 
 
 Twin: TypeAlias = Callable[[Context], tuple[str, ...]]
@@ -227,96 +240,30 @@ def title_of(name: str) -> str:
     return next((action.title for action in ACTIONS if action.name == name), name.replace("_", " "))
 
 
-def _program(context: Context) -> str:
-    return "coordinator" if context.coordinator else "silo"
+def twin_of(at_silo: str, at_coordinator: str = "") -> Twin:
+    """Return the twin of a command, and of another one at a coordinator where that is given."""
+    return lambda context: context.words_of(at_coordinator if context.coordinator and at_coordinator else at_silo)
 
 
-def status_twin(context: Context) -> tuple[str, ...]:
-    return (_program(context), "status")
-
-
-def _release_twin(context: Context) -> tuple[str, ...]:
-    return ("silo", "approvals", "show", context.release) if context.release else ("silo", "approvals", "list")
-
-
-def _answer_twin(verb: str, *more: str) -> Twin:
-    def twin(context: Context) -> tuple[str, ...]:
-        return (
-            "silo", "approvals", verb, context.release or "RELEASE", "--operator", context.person or "PERSON", *more,
-            "--expect-digest", context.digest or "DIGEST", "--expect-policy", context.policy_digest or "DIGEST",
-        )  # fmt: skip
-
-    return twin
-
-
-def _approve_twin(context: Context) -> tuple[str, ...]:
-    opened = (word for finding in context.findings for word in ("--ack-finding", finding))
-    return (*_answer_twin("approve")(context), "--expect-shown", context.shown or "DIGEST", *opened)
-
-
-def _payload_twin(context: Context) -> tuple[str, ...]:
-    person = context.person or "PERSON"
-    return ("silo", "approvals", "payload", context.release or "RELEASE", "--operator", person)
-
-
-def _defer_twin(context: Context) -> tuple[str, ...]:
-    person = context.person or "PERSON"
-    return ("silo", "approvals", "defer", context.release or "RELEASE", "--operator", person, "--minutes", "30")
-
-
-def _difference_twin(context: Context) -> tuple[str, ...]:
-    return ("silo", "approvals", "diff", context.release or "RELEASE")
-
-
-def _history_twin(context: Context) -> tuple[str, ...]:
-    return ("silo", "approvals", "history", *(("--kind", context.kind) if context.kind else ()))
-
-
-def _pause_twin(context: Context) -> tuple[str, ...]:
-    verb = "resume" if context.paused else "pause"
-    if context.coordinator:
-        return ("fedsilo", "run", verb, context.run or "RUN", "--as", context.person or "PERSON")
-    return ("silo", verb, "--operator", context.person or "PERSON")
-
-
-def _run_twin(verb: str) -> Twin:
-    return lambda context: ("fedsilo", "run", verb, context.run or "RUN", "--as", context.person or "PERSON")
-
-
-def _halt_twin(context: Context) -> tuple[str, ...]:
-    kind, person = context.halted_kind or "KIND", context.person or "PERSON"
-    return ("silo", "approvals", "release", kind, "--operator", person)
-
-
-def _verify_twin(context: Context) -> tuple[str, ...]:
-    return ("coordinator", "audit", "verify") if context.coordinator else ("fedsilo", "audit", "verify", "STATE_DIR")
-
-
-def _round_twin(context: Context) -> tuple[str, ...]:
-    return ("fedsilo", "run", "show", context.run or "RUN") if context.coordinator else ("silo", "round")
-
-
-def _curves_twin(context: Context) -> tuple[str, ...]:
-    party = ("--coordinator", "coordinator.yaml") if context.coordinator else ("--config", "silo.yaml")
-    return ("fedsilo", "curves", *party)
-
-
-PLACE_TWINS: dict[str, Twin] = {
-    "overview": status_twin,
-    "round": _round_twin,
-    "approvals": lambda context: ("silo", "approvals", "list"),
-    "curves": _curves_twin,
-    "outbox": lambda context: (_program(context), "outbox", "list"),
-    "audit": lambda context: (
-        ("coordinator", "audit", "list", "--no-control")
-        if context.coordinator
-        else ("fedsilo", "audit", "tail", "--no-control", "--log", "STATE_DIR")
-    ),
-    "budget": lambda context: ("silo", "ledger", "limits"),
-    "certs": lambda context: (_program(context), "certs"),
-    "logs": lambda context: (_program(context), "logs"),
-    "settings": lambda context: (_program(context), "settings"),
+# By the name of a screen: of each place, and of screens below them.
+SCREEN_TWINS: dict[str, Twin] = {
+    "overview": twin_of("PROGRAM status"),
+    "round": twin_of("silo round", "fedsilo run show RUN"),
+    "approvals": twin_of("silo approvals list"),
+    "curves": twin_of("fedsilo curves --config silo.yaml", "fedsilo curves --coordinator coordinator.yaml"),
+    "outbox": twin_of("PROGRAM outbox list"),
+    "audit": twin_of("fedsilo audit tail --no-control --log STATE_DIR", "coordinator audit list --no-control"),
+    "budget": twin_of("silo ledger limits"),
+    "certs": twin_of("PROGRAM certs"),
+    "logs": twin_of("PROGRAM logs"),
+    "settings": twin_of("PROGRAM settings"),
+    "approval": twin_of("silo approvals RELEASES"),
+    "comparison": twin_of("silo approvals diff RELEASE"),
+    "payload": twin_of("silo approvals payload RELEASE --operator PERSON"),
+    "history": twin_of("silo approvals history OF_KIND"),
 }
+_STATUS, _SHOW, _ROUND, _CURVES = (SCREEN_TWINS[name] for name in ("overview", "approval", "round", "curves"))
+_AS_SHOWN = "--expect-digest DIGEST --expect-policy POLICY"  # exactly what was shown
 
 _APPROVAL = frozenset({"approval"})
 _TEXTS = frozenset({"payload", "comparison"})
@@ -324,54 +271,59 @@ _HELD = frozenset({"overview", "approval"})
 
 ACTIONS: tuple[Action, ...] = (
     *(
-        Action(f"go_{place.name}", place.key, EVERYWHERE, f"{place.title}: {place.says}", twin=PLACE_TWINS[place.name])
+        Action(f"go_{place.name}", place.key, EVERYWHERE, f"{place.title}: {place.says}", twin=SCREEN_TWINS[place.name])
         for place in PLACES
     ),
-    Action("open", "enter", frozenset({"overview"}), "open the release under the cursor", twin=_release_twin),
-    Action("inbox", "a", frozenset({"overview"}), "the held release, or the one under the cursor", twin=_release_twin),
+    Action("open", "enter", frozenset({"overview"}), "open the release under the cursor", twin=_SHOW),
+    Action("inbox", "a", frozenset({"overview"}), "the held release, or the one under the cursor", twin=_SHOW),
     Action("move", "j", EVERYWHERE, "down; k up; the arrows too", also=("down", "k", "up")),
     Action("copy", "y", _HELD, "copy the digest"),
-    Action("rules", "p", _APPROVAL, "every policy rule with its measured value and limit", twin=_release_twin),
+    Action("rules", "p", _APPROVAL, "every policy rule with its measured value and limit", twin=_SHOW),
     Action("approve", "A", _APPROVAL, "approve: a dialog asks for the end of the digest; these bytes are then sent",
-           changes=True, twin=_approve_twin, action="release.approve"),
+           changes=True, action="release.approve",
+           twin=twin_of(f"silo approvals approve RELEASE --operator PERSON {_AS_SHOWN} --expect-shown SHOWN OPENED")),
     Action("finding", "enter", _APPROVAL, "the next finding, whole; f too: A is off until each was opened",
-           twin=_release_twin, also=("f",)),
+           twin=_SHOW, also=("f",)),
     Action("payload", "v", _APPROVAL, "what would leave: a dialog asks, for the log says who read it",
-           twin=_payload_twin, action="payload.read"),
-    Action("difference", "d", _APPROVAL, "all of it beside the last one of its kind", twin=_difference_twin),
-    Action("history", "h", _APPROVAL, "what was held of this kind before, and who answered", twin=_history_twin),
+           twin=SCREEN_TWINS["payload"], action="payload.read"),
+    Action("difference", "d", _APPROVAL, "all of it beside the last one of its kind", twin=SCREEN_TWINS["comparison"]),
+    Action("history", "h", _APPROVAL, "what was held of this kind before, and who answered",
+           twin=SCREEN_TWINS["history"]),
     Action("defer", "D", _APPROVAL, "put it off for yourself: a dialog asks for how long; it expires all the same",
-           changes=True, twin=_defer_twin, action="release.defer"),
+           changes=True, twin=twin_of("silo approvals defer RELEASE --operator PERSON --minutes 30"),
+           action="release.defer"),
     Action("reject", "R", _APPROVAL, "reject: a dialog asks for a reason code; the release never leaves",
-           changes=True, twin=_answer_twin("reject", "--reason", "OTHER"), action="release.reject"),
+           changes=True, twin=twin_of(f"silo approvals reject RELEASE --operator PERSON --reason OTHER {_AS_SHOWN}"),
+           action="release.reject"),
     Action("pause", "P", ORDERING, "pause or resume the run, at a silo this silo: a dialog asks for one more key",
-           changes=True, twin=_pause_twin, action="run.pause"),
+           changes=True, twin=twin_of("silo PAUSE --operator PERSON", "fedsilo run PAUSE RUN --as PERSON"),
+           action="run.pause"),
     Action("start", "S", ORDERING_RUNS, "start a run that waits, with the silos that are here",
-           changes=True, twin=_run_twin("start"), action="run.start"),
+           changes=True, twin=twin_of("fedsilo run start RUN --as PERSON"), action="run.start"),
     Action("abort", "X", ORDERING_RUNS, "abort the run: a dialog asks for the number of its round",
-           changes=True, twin=_run_twin("abort"), action="run.abort"),
+           changes=True, twin=twin_of("fedsilo run abort RUN --as PERSON"), action="run.abort"),
     Action("release_halt", "H", ORDERING_SILO, "let a halted kind be sent again: a dialog asks for its name",
-           changes=True, twin=_halt_twin, action="halt.release"),
+           changes=True, twin=twin_of("silo approvals release HALTED --operator PERSON"), action="halt.release"),
     Action("stop", "", ORDERING_SILO, "end guard and trainer of this silo: a dialog asks for the name of the silo",
-           changes=True, twin=lambda context: ("silo", "stop", "--operator", context.person or "PERSON"),
-           action="silo.stop"),
-    Action("history", "h", frozenset({"approvals"}), "what was held before, and who answered", twin=_history_twin),
+           changes=True, twin=twin_of("silo stop --operator PERSON"), action="silo.stop"),
+    Action("history", "h", frozenset({"approvals"}), "what was held before, and who answered",
+           twin=SCREEN_TWINS["history"]),
     Action("pages", "ctrl+d", _TEXTS, "a page down; ctrl+u up", also=("pagedown", "ctrl+u", "pageup")),
     Action("end", "g", _TEXTS, "to the first line; G to the last", also=("home", "G", "end")),
     Action("direction", "tab", frozenset({"outbox"}), "what came in, or what was to leave; h and l too",
-           twin=lambda context: (_program(context), "inbox", "list"), also=("h", "l")),
+           twin=twin_of("PROGRAM inbox list"), also=("h", "l")),
     Action("control", "c", frozenset({"outbox"}), "with allowed control messages such as polls, and without",
-           twin=lambda context: (_program(context), "outbox", "list", "--control")),
+           twin=twin_of("PROGRAM outbox list --control")),
     Action("control", "c", frozenset({"audit"}), "with allowed control messages such as polls, and without",
-           twin=lambda context: (_program(context), "audit", "list")),
+           twin=twin_of("PROGRAM audit list")),
     Action("copy_digest", "y", frozenset({"outbox", "message"}), "copy the digest"),
     Action("verify", "v", frozenset({"audit"}), "have the daemon read its whole log again; that changes nothing",
-           twin=_verify_twin),
+           twin=twin_of("fedsilo audit verify STATE_DIR", "coordinator audit verify")),
     Action("earlier", "left_square_bracket", frozenset({"round"}), "the round before this one; ] the one after",
-           twin=_round_twin, also=("right_square_bracket",)),
+           twin=_ROUND, also=("right_square_bracket",)),
     Action("compare", "c", frozenset({"round"}), "set the round before beside this one, and not"),
-    Action("facts", "p", frozenset({"round"}), "parameters and digests of the round, whole", twin=_round_twin),
-    Action("next_figure", "tab", frozenset({"curves"}), "the next figure; shift+tab the one before", twin=_curves_twin,
+    Action("facts", "p", frozenset({"round"}), "parameters and digests of the round, whole", twin=_ROUND),
+    Action("next_figure", "tab", frozenset({"curves"}), "the next figure; shift+tab the one before", twin=_CURVES,
            also=("shift+tab",)),
     Action("cursor", "l", frozenset({"curves"}), "the cursor to the next values; h to those before",
            also=("h", "left", "right")),
@@ -391,7 +343,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("page", "ctrl+d", TABLES, "a page down; ctrl+u up", also=("pagedown", "ctrl+u", "pageup")),
     Action("toggle_pause", "full_stop", REPLAY, "stop the recording here, and go on"),
     Action("seek", "less_than_sign", REPLAY, "10 seconds of the recording back; > on", also=("greater_than_sign",)),
-    Action("next_need", "n", EVERYWHERE, "next thing that needs you", twin=status_twin),
+    Action("next_need", "n", EVERYWHERE, "next thing that needs you", twin=_STATUS),
     Action("go_to", "colon", EVERYWHERE, "go to: a place, or a release by its id; up brings back what was typed"),
     Action("palette", "ctrl+p", EVERYWHERE, "find any action by some of its letters"),
     Action("inspect", "i", EVERYWHERE, "the JSON behind what is selected"),

@@ -31,8 +31,8 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from console.actions import (
-    PLACE_TWINS,
     PLACES,
+    SCREEN_TWINS,
     Action,
     Context,
     Entry,
@@ -602,7 +602,7 @@ class FedScreen(Screen[None]):
 
     def twin(self) -> str:
         """The command that tells the same."""
-        twin = PLACE_TWINS.get(self.called)
+        twin = SCREEN_TWINS.get(self.called)
         return command_line(twin(self.context())) if twin is not None else ""
 
     def inspected(self) -> Any:
@@ -611,7 +611,7 @@ class FedScreen(Screen[None]):
 
     def context(self) -> Context:
         """Return what the twin commands of its actions name."""
-        return Context(coordinator=self.at_a_coordinator, person=self.fed.lock.person, place=self.called)
+        return Context(coordinator=self.at_a_coordinator, person=self.fed.lock.person)
 
     def act(self, action: str) -> None:
         """A changing key of this screen stood alone: open its dialog, or say why not."""

@@ -16,7 +16,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 
-from console.actions import Context, command_line, title_of
+from console.actions import Context, title_of
 from console.base import FedScreen, Lines, TextDialog
 from console.dialogs import ConfirmDialog, DeferDialog, OrderDialog
 from console.lock import Answer
@@ -129,9 +129,6 @@ class ComparisonScreen(TextScreen):
     def crumb(self) -> str:
         return "beside the last one"
 
-    def twin(self) -> str:
-        return command_line(("silo", "approvals", "diff", self.release.id))
-
 
 class PayloadScreen(TextScreen):
     """What a ticket stands for, which is good for one look: asked for until it is there, and kept by this screen alone.
@@ -171,10 +168,6 @@ class PayloadScreen(TextScreen):
 
     def crumb(self) -> str:
         return "what would leave"
-
-    def twin(self) -> str:
-        person = self.fed.lock.person or "PERSON"
-        return command_line(("silo", "approvals", "payload", self.release.id, "--operator", person))
 
 
 PANELS_CELLS_MIN, PANELS_ROWS_MIN = 100, 30
@@ -543,9 +536,6 @@ class ApprovalScreen(FedScreen):
 
     def action_copy(self) -> None:
         self.fed.copy(f"sha256:{self.shown.digest}")
-
-    def twin(self) -> str:
-        return command_line(("silo", "approvals", "show", self.shown.id))
 
     def context(self) -> Context:
         shown = self.shown

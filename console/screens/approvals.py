@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from console.actions import Context, command_line
+from console.actions import SCREEN_TWINS, Context, command_line
 from console.base import Lines
 from console.table_screen import Item, Subject, TablePane, TableScreen
 from fedsilo.control.answers import ReleaseRow, read_rows, to_json
@@ -44,6 +44,9 @@ class ReleasesScreen(TableScreen):
 
     def context(self) -> Context:
         return replace(super().context(), release=self.selected_id)
+
+    def twin(self) -> str:
+        return command_line(SCREEN_TWINS["approval"](self.context())) if self.selected_id else super().twin()
 
     def inspected(self) -> Any:
         item = self.table.selected()
@@ -103,10 +106,8 @@ class HistoryScreen(ReleasesScreen):
     def whole_lines(self, row: Row, cells: int) -> list[Line]:
         return approvals.answered_lines(row, self.twin(), cells)
 
-    def twin(self) -> str:
-        if name := self.selected_id:
-            return command_line(("silo", "approvals", "show", name))
-        return command_line(("silo", "approvals", "history", *(("--kind", self._kind) if self._kind else ())))
+    def context(self) -> Context:
+        return replace(super().context(), kind=self._kind)
 
 
 class ApprovalsScreen(ReleasesScreen):
@@ -167,7 +168,3 @@ class ApprovalsScreen(ReleasesScreen):
         release = self.fed.snapshot.release(item.id)
         if release is not None:
             self.fed.open_release(release)
-
-    def twin(self) -> str:
-        name = self.selected_id
-        return command_line(("silo", "approvals", "show", name) if name else ("silo", "approvals", "list"))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from console.actions import command_line
+from console.actions import SCREEN_TWINS, command_line
 from console.base import FedScreen, Lines, TextDialog
 from console.table_screen import RowLines, TablePane
 from fedsilo.control.answers import Curves, read, to_json
@@ -244,8 +244,8 @@ class CurvesScreen(FedScreen):
 
     def twin(self) -> str:
         run = ("--run", self._run) if self._run else ()
-        party = ("--coordinator", "coordinator.yaml") if self.at_a_coordinator else ("--config", "silo.yaml")
-        return command_line(("fedsilo", "curves", *party, *run, "--name", self._shown_name, "--x", self._axis))
+        words = SCREEN_TWINS["curves"](self.context())
+        return command_line((*words, *run, "--name", self._shown_name, "--x", self._axis))
 
     def inspected(self) -> Any:
         if self._table and (item := self.query_one("#points", TablePane).selected()) is not None:

@@ -17,7 +17,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
-from console.actions import Context, command_line, status_twin
+from console.actions import Context
 from console.base import FedScreen, Lines
 from console.dialogs import OrderingScreen
 from fedsilo.control.answers import Curves, read
@@ -305,7 +305,7 @@ class OverviewScreen(OrderingScreen):
 
     def twin(self) -> str:
         need = self.selected()
-        return need.twin if need is not None and need.twin else command_line(status_twin(self.context()))
+        return need.twin if need is not None and need.twin else super().twin()
 
     def context(self) -> Context:
         release = self.fed.snapshot.release(self._selected)

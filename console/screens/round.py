@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from console.actions import PLACE_TWINS, command_line
+from console.actions import command_line
 from console.base import Lines, TextDialog
 from console.dialogs import OrderingScreen
 from console.table_screen import RowLines, TablePane
@@ -224,12 +224,11 @@ class RoundScreen(OrderingScreen):
 
     def twin(self) -> str:
         run, number = self.answer.run, str(self.answer.round or "")
-        if self.at_a_coordinator:
-            return command_line(
-                ("fedsilo", "run", "show", run, "--round", number) if run and number
-                else ("fedsilo", "run", "show", run) if run else ("fedsilo", "run", "list")
-            )  # fmt: skip
-        return command_line(PLACE_TWINS["round"](self.context()))
+        if not self.at_a_coordinator:
+            return super().twin()
+        if not run:
+            return command_line(("fedsilo", "run", "list"))
+        return command_line(("fedsilo", "run", "show", run, *(("--round", number) if number else ())))
 
     def inspected(self) -> Any:
         item = self.table.selected()
