@@ -22,7 +22,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 from textual import events, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.geometry import Size
 from textual.message import Message
@@ -541,6 +541,8 @@ class FedScreen(Screen[None]):
         #footer { background: $panel; }
         &.-too-small #bar { height: auto; }
         VerticalScroll { padding: 0 0 0 1; scrollbar-gutter: stable; scrollbar-size-vertical: 1; }
+        .box { border: round $secondary; border-title-color: $accent; padding: 0 1; height: auto; }
+        &.-ascii .box { border: ascii $secondary; }
     }
     """
     # Textual declares both for instances, so they cannot be ClassVar
@@ -753,6 +755,28 @@ class FedScreen(Screen[None]):
         size = f"needs {CELLS_MIN}x{ROWS_MIN}, has {width}x{height}"
         return line(f"{size}; {needs_text(needs)}; as text: {self.twin()}")
 
+    # ---- what several screens draw -----------------------------------------------------------------
+
+    def box(self, name: str, title: str, rows: list[Line], *, greyed: bool = False) -> None:
+        """Draw lines in one of the screen's boxes, under a title."""
+        box = self.query_one(name, Lines)
+        box.border_title = self.fed.title_of(title)
+        box.draw(rows, greyed=greyed)
+
+    def awaited_lines(self, key: str, cells: int, *, there: bool) -> list[Line]:
+        """Return why an answer is missing or old; while it is on its way, with a sign of that.
+
+        Args:
+            key: of the answer.
+            cells: width.
+            there: what is wanted of it has come.
+        """
+        snapshot = self.fed.snapshot
+        rows = conditions.answer_lines(snapshot, key, self.fed.now(), cells, opened_at=self.opened_at)
+        if there or key in snapshot.refused or conditions.is_lost(snapshot, key):
+            return rows
+        return [*rows, line((self.fed.glyphs.more, "dim"))]
+
     # ---- one pane alone ----------------------------------------------------------------------------
 
     def maximise_pane(self, pane: Widget) -> None:
@@ -775,6 +799,51 @@ class FedScreen(Screen[None]):
                     sibling.display = False
                     self._hidden.append(sibling)
             child = parent
+
+
+class ScrolledScreen(FedScreen):
+    """A screen with a text to scroll; while more of it is below, the footer says so."""
+
+    DEFAULT_CSS = "ScrolledScreen #body { height: 1fr; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j,down", "scroll(1)", show=False),
+        Binding("k,up", "scroll(-1)", show=False),
+    ]
+    own_keys: ClassVar[str]
+
+    def panes(self) -> ComposeResult:
+        with VerticalScroll(id="body"):
+            yield Lines(id="text")
+
+    def lines(self, cells: int) -> list[Line]:
+        """Return all lines of the text."""
+        return []
+
+    def draw(self) -> None:
+        self.query_one("#text", Lines).draw(self.lines(self.app.size.width - 4), greyed=self.greyed)
+
+    @property
+    def body(self) -> VerticalScroll:
+        return self.query_one("#body", VerticalScroll)
+
+    @property
+    def more_below(self) -> bool:
+        return self.body.max_scroll_y > 0 and self.body.scroll_target_y < self.body.max_scroll_y
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        for what in ("virtual_size", "scroll_y"):  # whether more is below is known once it is laid out
+            self.watch(self.body, what, self._draw_footer, init=False)
+
+    def _draw_footer(self) -> None:
+        if self.is_mounted and not self.too_small:
+            self.query_one("#footer", Lines).draw(self.footer(self.keys()))
+
+    def keys(self) -> Line:
+        return (*line(self.own_keys), *((("  j more below", "accent"),) if self.more_below else ()))
+
+    def action_scroll(self, step: int) -> None:
+        self.body.scroll_relative(y=step, animate=False)
 
 
 class TextDialog(ModalScreen[None]):

@@ -17,14 +17,13 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 
 from console.actions import Context, title_of
-from console.base import FedScreen, Lines, TextDialog
+from console.base import Lines, ScrolledScreen, TextDialog
 from console.dialogs import ConfirmDialog, DeferDialog, OrderDialog
 from console.lock import Answer
 from console.orders import Order, PayloadReading, choices, payload_reading
 from console.screens.approvals import HistoryScreen
 from fedsilo.control.answers import Comparison, HeldPayload, read
 from fedsilo.views import overview, releases
-from fedsilo.views.conditions import answer_lines, is_lost
 from fedsilo.views.lines import Line, line, width_of, wrap
 from fedsilo.views.releases import PAYLOAD_AWAY, comparison_lines, finding_lines, payload_lines
 from fedsilo.views.state import (
@@ -42,7 +41,7 @@ from fedsilo.views.state import (
 COMPARISON, PAYLOAD = "comparison", "payload"  # keys of the answers
 
 
-class TextScreen(FedScreen):
+class TextScreen(ScrolledScreen):
     """Lines of one release, scrolled.
 
     Args:
@@ -50,54 +49,19 @@ class TextScreen(FedScreen):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("j,down", "scroll(1)", show=False),
-        Binding("k,up", "scroll(-1)", show=False),
         Binding("ctrl+d,pagedown", "pages(1)", show=False),
         Binding("ctrl+u,pageup", "pages(-1)", show=False),
         Binding("g,home", "end(False)", show=False),
         Binding("G,end", "end(True)", show=False),
     ]
-
-    own_keys: ClassVar[str] = " esc Back  i JSON  Y Twin  ? Help"
+    own_keys = " esc Back  i JSON  Y Twin  ? Help"
 
     def __init__(self, release: Release) -> None:
         super().__init__()
         self.release = release
 
-    def panes(self) -> ComposeResult:
-        with VerticalScroll(id="body"):
-            yield Lines(id="told")
-
-    @property
-    def body(self) -> VerticalScroll:
-        return self.query_one("#body", VerticalScroll)
-
-    def lines(self, cells: int) -> list[Line]:
-        """Return all lines of the text."""
-        return []
-
-    def draw(self) -> None:
-        self.query_one("#told", Lines).draw(self.lines(self.app.size.width - 4), greyed=self.greyed)
-
-    def on_mount(self) -> None:
-        super().on_mount()
-        for what in ("virtual_size", "scroll_y"):  # whether more is below is known once it is laid out
-            self.watch(self.body, what, self._draw_footer, init=False)
-
-    def _draw_footer(self) -> None:
-        if self.is_mounted and not self.too_small:
-            self.query_one("#footer", Lines).draw(self.footer(self.keys()))
-
-    def keys(self) -> Line:
-        below = self.body.max_scroll_y > 0 and self.body.scroll_target_y < self.body.max_scroll_y
-        more = (("  j more below", "accent"),) if below else ()
-        return (*line(self.own_keys), *more)
-
-    def action_scroll(self, step: int) -> None:
-        self.body.scroll_relative(y=step, animate=False)
-
     def action_pages(self, pages: int) -> None:
-        self.body.scroll_relative(y=pages * max(self.room - 1, 1), animate=False)
+        self.action_scroll(pages * max(self.room - 1, 1))
 
     def action_end(self, last: bool) -> None:
         self.body.scroll_to(y=self.body.max_scroll_y if last else 0, animate=False)
@@ -107,24 +71,19 @@ class TextScreen(FedScreen):
 
 
 class ComparisonScreen(TextScreen):
-    CSS = "ComparisonScreen { #body { height: 1fr; } }"
     called = "comparison"
 
     def wants(self) -> Mapping[str, Question]:
         return {COMPARISON: ("approval.comparison", {"release": self.release.id})}
 
     def lines(self, cells: int) -> list[Line]:
-        fed = self.fed
-        rows = answer_lines(fed.snapshot, COMPARISON, fed.now(), cells, opened_at=self.opened_at)
-        told = self.inspected()
-        if told is not None:
-            return [*rows, *comparison_lines(read(Comparison, told), cells)]
-        ended = COMPARISON in fed.snapshot.refused or is_lost(fed.snapshot, COMPARISON)
-        return rows if ended else [*rows, line((fed.glyphs.more, "dim"))]
+        answer = self.inspected()
+        rows = self.awaited_lines(COMPARISON, cells, there=answer is not None)
+        return rows if answer is None else [*rows, *comparison_lines(read(Comparison, answer), cells)]
 
     def inspected(self) -> Any:
-        told = self.fed.snapshot.answers.get(COMPARISON)
-        return told if mapping(told).get("release") == self.release.id else None
+        answer = self.fed.snapshot.answers.get(COMPARISON)
+        return answer if mapping(answer).get("release") == self.release.id else None
 
     def crumb(self) -> str:
         return "beside the last one"
@@ -138,7 +97,6 @@ class PayloadScreen(TextScreen):
         ticket: of the daemon, for the signed reading.
     """
 
-    CSS = "PayloadScreen { #body { height: 1fr; } }"
     called = "payload"
     own_keys = " esc Back  Y Twin  ? Help"  # of its JSON only a part could be drawn; the lines have all of it
     ALLOW_SELECT: ClassVar[bool] = False  # what is selected may be copied out of the console
@@ -159,12 +117,9 @@ class PayloadScreen(TextScreen):
         super().redraw()
 
     def lines(self, cells: int) -> list[Line]:
-        fed = self.fed
         if self._shown is not None:
-            return payload_lines(self._shown, cells, fed.glyphs)
-        rows = answer_lines(fed.snapshot, PAYLOAD, fed.now(), cells, opened_at=self.opened_at)
-        ended = PAYLOAD in fed.snapshot.refused or is_lost(fed.snapshot, PAYLOAD)
-        return rows if ended else [*rows, line((fed.glyphs.more, "dim"))]
+            return payload_lines(self._shown, cells, self.fed.glyphs)
+        return self.awaited_lines(PAYLOAD, cells, there=False)
 
     def crumb(self) -> str:
         return "what would leave"
@@ -175,18 +130,15 @@ ENDED = "approval"  # key of the answer
 _ANSWERS = ("approve", "reject", "defer")
 
 
-class ApprovalScreen(FedScreen):
+class ApprovalScreen(ScrolledScreen):
     CSS = """
     ApprovalScreen {
-        #body { height: 1fr; }
         #head { display: none; }
         #panels { display: none; height: auto; }
         #left-panels, #right-panels { width: 1fr; height: auto; }
-        .box { border: round $secondary; border-title-color: $accent; padding: 0 1; height: auto; }
         #answers-box { display: none; border: heavy $warning; border-title-color: $warning; }
         &.-panels #column { display: none; }
         &.-panels #head, &.-panels #panels, &.-panels #answers-box { display: block; }
-        &.-ascii .box { border: ascii $secondary; }
         &.-ascii #answers-box { border: ascii $warning; }
     }
     """
@@ -200,8 +152,6 @@ class ApprovalScreen(FedScreen):
         Binding("h", "history", show=False),
         Binding("p", "rules", show=False),
         Binding("y", "copy", show=False),
-        Binding("j,down", "scroll(1)", show=False),
-        Binding("k,up", "scroll(-1)", show=False),
     ]
     called = "approval"
 
@@ -311,18 +261,13 @@ class ApprovalScreen(FedScreen):
         if len(rules) > most or len(leaves) + len(budget) + 4 > beside:
             return False
         self.query_one("#head", Lines).draw(head, greyed=greyed)
-        self._box("#leaves-box", f"1 What leaves {fed.snapshot.site}", leaves, greyed)
-        self._box("#policy-box", "2 Policy in force", [*summary, *rules], greyed)
-        self._box("#budget-box", "3 Privacy budget", budget, greyed)
-        self._box("#diff-box", "4 Against the last release", difference, greyed)
-        self._box("#findings-box", "5 Findings", findings, greyed)
-        self._box("#answers-box", "6 Answered" if release.ended_at else "6 If you answer", answers, greyed)
+        self.box("#leaves-box", f"1 What leaves {fed.snapshot.site}", leaves, greyed=greyed)
+        self.box("#policy-box", "2 Policy in force", [*summary, *rules], greyed=greyed)
+        self.box("#budget-box", "3 Privacy budget", budget, greyed=greyed)
+        self.box("#diff-box", "4 Against the last release", difference, greyed=greyed)
+        self.box("#findings-box", "5 Findings", findings, greyed=greyed)
+        self.box("#answers-box", "6 Answered" if release.ended_at else "6 If you answer", answers, greyed=greyed)
         return True
-
-    def _box(self, name: str, title: str, rows: list[Line], greyed: bool) -> None:
-        box = self.query_one(name, Lines)
-        box.border_title = self.fed.title_of(title)
-        box.draw(rows, greyed=greyed)
 
     def notices(self, cells: int) -> list[Line]:
         """Return the result of the answer, or a note that the release shown is no longer held as shown."""
@@ -342,21 +287,10 @@ class ApprovalScreen(FedScreen):
     def crumb(self) -> str:
         return self.shown.id
 
-    def on_mount(self) -> None:
-        super().on_mount()
-        for what in ("virtual_size", "scroll_y"):  # whether more is below is known once it is laid out
-            self.watch(self.query_one("#body"), what, self._draw_footer, init=False)
-
-    def _draw_footer(self) -> None:
-        if self.is_mounted and not self.too_small:
-            self.query_one("#footer", Lines).draw(self.footer(self.keys()))
-
     def keys(self) -> Line:
         """While facts are below the screen, the key to them stands in place of those that the help has as well."""
-        body = self.query_one("#body", VerticalScroll)
-        below = body.max_scroll_y > 0 and body.scroll_target_y < body.max_scroll_y
-        keys = self._keys(below=below)
-        return (*keys, ("  j more below", "accent")) if below else keys
+        keys = self._keys(below=self.more_below)
+        return (*keys, ("  j more below", "accent")) if self.more_below else keys
 
     def _keys(self, *, below: bool) -> Line:
         why = self.why_not(approve=True)
@@ -394,7 +328,7 @@ class ApprovalScreen(FedScreen):
             return "an answer is on its way"
         if why := self.fed.why_not(self.shown, approve=approve):
             return why
-        body = self.query_one("#body", VerticalScroll)
+        body = self.body
         if self.too_small or (body.max_scroll_y > 0 and body.scroll_y < body.max_scroll_y and not self._read_to_end):
             return "read to the end first (j)"
         left = self.shown.not_opened(self.opened) if approve else ()
@@ -403,9 +337,8 @@ class ApprovalScreen(FedScreen):
     _read_to_end = False
 
     def action_scroll(self, step: int) -> None:
-        body = self.query_one("#body", VerticalScroll)
-        body.scroll_relative(y=step, animate=False)
-        self._read_to_end = self._read_to_end or body.scroll_target_y >= body.max_scroll_y
+        super().action_scroll(step)
+        self._read_to_end = self._read_to_end or self.body.scroll_target_y >= self.body.max_scroll_y
         self.redraw()
 
     def act(self, action: str) -> None:

@@ -118,16 +118,10 @@ class ApprovalsScreen(ReleasesScreen):
         empty="releases that wait for an answer", makes="h opens those that were answered",
     )  # fmt: skip
     BINDINGS: ClassVar[list[BindingType]] = [Binding("h", "history", show=False)]
-    CSS = """
-    ApprovalsScreen {
-        #preview { border: round $secondary; border-title-color: $accent; padding: 0 1; height: auto; }
-        &.-ascii #preview { border: ascii $secondary; }
-    }
-    """
 
     def panes(self) -> ComposeResult:
         yield self.make_table()
-        yield Lines(id="preview")
+        yield Lines(id="preview", classes="box")
 
     def draw(self) -> None:
         fed = self.fed
@@ -140,12 +134,12 @@ class ApprovalsScreen(ReleasesScreen):
 
     def _draw_preview(self) -> None:
         """Draw what the selected release asks for, if one is selected and still held."""
-        fed, box, name = self.fed, self.query_one("#preview", Lines), self.selected_id
+        fed, name = self.fed, self.selected_id
         release = fed.snapshot.release(name) if name and not self.at_a_coordinator else None
-        box.display = release is not None
+        self.query_one("#preview").display = release is not None
         if release is not None:
-            box.border_title = fed.title_of("Under the cursor")
-            box.draw(approvals.preview_lines(release, self.app.size.width - 6, fed.glyphs.more), greyed=self.greyed)
+            rows = approvals.preview_lines(release, self.app.size.width - 6, fed.glyphs.more)
+            self.box("#preview", "Under the cursor", rows, greyed=self.greyed)
 
     @property
     def tags(self) -> frozenset[str]:

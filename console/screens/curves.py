@@ -47,10 +47,9 @@ class CurvesScreen(FedScreen):
     ]
     CSS = """
     CurvesScreen {
-        .figure { height: 1fr; padding: 0 1; border: round $secondary; border-title-color: $accent; }
+        .figure { height: 1fr; }
         #second { display: none; }
         #points { display: none; }
-        &.-ascii .figure { border: ascii $secondary; }
     }
     """
 
@@ -69,8 +68,8 @@ class CurvesScreen(FedScreen):
         self._site = ""
 
     def panes(self) -> ComposeResult:
-        yield Lines(id="first", classes="figure")
-        yield Lines(id="second", classes="figure")
+        yield Lines(id="first", classes="box figure")
+        yield Lines(id="second", classes="box figure")
         yield PointsPane(
             curves.COLUMNS, curves.row_id, title="Values", empty="figures", makes="fedsilo run submit run.yaml",
             id="points",

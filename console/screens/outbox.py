@@ -14,14 +14,12 @@ from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
 
 from console.actions import command_line
-from console.base import TALL_ROWS_MIN, FedScreen, Lines
+from console.base import TALL_ROWS_MIN, FedScreen, Lines, ScrolledScreen
 from console.table_screen import RowLines, TablePane, parse_filter
 from fedsilo.control import answers
 from fedsilo.views import messages
-from fedsilo.views.conditions import answer_lines, is_lost
 from fedsilo.views.lines import Line, line
 from fedsilo.views.messages import (
     VERDICTS,
@@ -117,13 +115,7 @@ class MessagePane(TablePane):
 
 class OutboxScreen(FedScreen):
     called = "outbox"
-    CSS = """
-    OutboxScreen {
-        #summary, #why { padding: 0 1; }
-        #brief { border: round $secondary; border-title-color: $accent; padding: 0 1; height: auto; }
-        &.-ascii #brief { border: ascii $secondary; }
-    }
-    """
+    CSS = "OutboxScreen { #summary, #why { padding: 0 1; } }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("tab,h,l", "direction", show=False),
         Binding("c", "control", show=False),
@@ -141,7 +133,7 @@ class OutboxScreen(FedScreen):
         for program in PROGRAMS:
             for direction in DIRECTIONS:
                 yield MessagePane(direction, program)
-        yield Lines(id="brief")
+        yield Lines(id="brief", classes="box")
         yield Lines(id="why")
 
     @property
@@ -198,13 +190,13 @@ class OutboxScreen(FedScreen):
         table.draw()
 
     def _draw_brief(self, cells: int) -> None:
-        box, item = self.query_one("#brief", Lines), self.table.selected()
-        box.display = item is not None and self._brief_fits
+        item = self.table.selected()
+        self.query_one("#brief").display = item is not None and self._brief_fits
         why = self.query_one("#why", Lines)
         why.display = item is not None and not self._brief_fits and not self._counts
         if item is not None and why.display:
             why.draw([why_line(item.row, cells, self.fed.glyphs.more)], greyed=self.greyed)
-        if item is None or not box.display:
+        if item is None or not self._brief_fits:
             return
         key, twin = _one(self._direction, item.id), self.twin()
         if self._counts:
@@ -216,8 +208,7 @@ class OutboxScreen(FedScreen):
         # always as high, so that the rows above stay where they are while the cursor moves
         rows += [line()] * (BRIEF_ROWS_MAX - len(rows))
         title = item.id if self._counts else f"Record {item.id}: {item.row.kind}"
-        box.border_title = self.fed.title_of(title)
-        box.draw(rows, greyed=self.greyed)
+        self.box("#brief", title, rows, greyed=self.greyed)
 
     def keys(self) -> Line:
         other = "In" if self._direction == "outbox" else "Out"
@@ -297,7 +288,7 @@ class OutboxScreen(FedScreen):
         return answers.to_json(item.row) if answer is None else answer
 
 
-class MessageScreen(FedScreen):
+class MessageScreen(ScrolledScreen):
     """One decision.
 
     Args:
@@ -308,63 +299,30 @@ class MessageScreen(FedScreen):
     """
 
     called = "message"
-    CSS = """
-    MessageScreen { #body { height: 1fr; } }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("j,down", "scroll(1)", show=False),
-        Binding("k,up", "scroll(-1)", show=False),
-        Binding("y", "copy_digest", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("y", "copy_digest", show=False)]
+    own_keys = " esc Back  i JSON  y Digest  Y Twin  ? Help"
 
     def __init__(self, direction: str, seq: str, row: answers.MessageRow, *, program: str = "silo") -> None:
         super().__init__()
         self._direction, self._seq, self._row, self._program = direction, seq, row, program
         self._key, self._counts = _one(direction, seq), _counts(program, direction)
 
-    def panes(self) -> ComposeResult:
-        with VerticalScroll(id="body"):
-            yield Lines(id="told")
-
     def wants(self) -> Mapping[str, Question]:
         return {self._key: (self._direction, {"seq": self._row.seq})}
 
-    def draw(self) -> None:
-        fed, cells = self.fed, self.app.size.width - 4  # the scroll bar's too
-        rows = answer_lines(fed.snapshot, self._key, fed.now(), cells, opened_at=self.opened_at)
-        if self._key in fed.snapshot.answers:
-            rows += self._detail_lines(cells)
-        elif self._key not in fed.snapshot.refused and not is_lost(fed.snapshot, self._key):
-            rows.append(line((fed.glyphs.more, "dim")))
-        self.query_one("#told", Lines).draw(rows, greyed=self.greyed)
-
-    def on_mount(self) -> None:
-        super().on_mount()
-        body = self.query_one("#body", VerticalScroll)
-        for what in ("virtual_size", "scroll_y"):  # whether more is below is known once it is laid out
-            self.watch(body, what, self._draw_footer, init=False)
-
-    def _draw_footer(self) -> None:
-        if self.is_mounted and not self.too_small:
-            self.query_one("#footer", Lines).draw(self.footer(self.keys()))
-
-    def _detail_lines(self, cells: int) -> list[Line]:
+    def lines(self, cells: int) -> list[Line]:
+        there = self._key in self.fed.snapshot.answers
+        rows = self.awaited_lines(self._key, cells, there=there)
+        if not there:
+            return rows
         if self._counts:
-            return messages.sent_lines(self._row, self.answer_as(answers.SentInFull, self._key), self.twin(), cells)
+            sent = self.answer_as(answers.SentInFull, self._key)
+            return [*rows, *messages.sent_lines(self._row, sent, self.twin(), cells)]
         answer = self.answer_as(answers.DecisionInFull, self._key)
-        return detail_lines(self._direction, answer, self.twin(), cells, party=self._program)
+        return [*rows, *detail_lines(self._direction, answer, self.twin(), cells, party=self._program)]
 
     def crumb(self) -> str:
         return self._seq if self._counts else f"record {self._seq}"
-
-    def keys(self) -> Line:
-        body = self.query_one("#body", VerticalScroll)
-        below = body.max_scroll_y > 0 and body.scroll_target_y < body.max_scroll_y
-        more = (("  j more below", "accent"),) if below else ()
-        return (*line(" esc Back  i JSON  y Digest  Y Twin  ? Help"), *more)
-
-    def action_scroll(self, step: int) -> None:
-        self.query_one("#body", VerticalScroll).scroll_relative(y=step, animate=False)
 
     def action_copy_digest(self) -> None:
         payload = answers.read(answers.AuditRecord, self.answer_as(answers.DecisionInFull, self._key).message).payload

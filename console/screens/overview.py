@@ -28,21 +28,15 @@ from fedsilo.views.state import CoordinatorState, Question, SiloState
 FIGURES_KEY = "overview figures"
 FIGURE_NAMES = curves.ORDER[:4]
 FIGURE_BORDER_ROWS, FIGURE_BORDER_CELLS = 2, 4
-FIGURE_ROWS_MIN, FIGURE_ROWS_MAX = (
-    7,
-    26,
-)  # of one figure without its border: two of values, axis, and a curve that says something
+FIGURE_ROWS_MIN, FIGURE_ROWS_MAX = 7, 26  # without its border: two of values, axis, and a curve that says something
 FIGURE_CELLS_MIN = 100
 VALUE_LINES_MAX = 2
 
 
 class OverviewFigures(Horizontal):
     DEFAULT_CSS = """
-    OverviewFigures {
-        height: auto; display: none;
-        .figure { width: 1fr; border: round $secondary; border-title-color: $accent; padding: 0 1; }
-        &.-ascii .figure { border: ascii $secondary; }
-    }
+    OverviewFigures { height: auto; display: none; }
+    OverviewFigures Lines { width: 1fr; }
     """
 
     def __init__(self) -> None:
@@ -50,8 +44,8 @@ class OverviewFigures(Horizontal):
         self._room = 0
 
     def compose(self) -> ComposeResult:
-        yield Lines(id="first-figure", classes="figure")
-        yield Lines(id="second-figure", classes="figure")
+        yield Lines(id="first-figure", classes="box")
+        yield Lines(id="second-figure", classes="box")
 
     @property
     def _screen(self) -> FedScreen:
@@ -80,7 +74,6 @@ class OverviewFigures(Horizontal):
         answer = read(Curves, fed.snapshot.answers.get(FIGURES_KEY) if self._room >= FIGURE_ROWS_MIN else None)
         names = [name for name in curves.names_of(answer) if name in FIGURE_NAMES][:2]
         self.display = bool(names)
-        self.set_class(fed.ascii_only, "-ascii")
         if not names:
             return 0
         panes = list(self.query(Lines))
@@ -125,13 +118,11 @@ class OverviewScreen(OrderingScreen):
         #main { height: 1fr; }
         #left-side { width: 1fr; }
         #right-side { width: 48; display: none; }
-        .box { border: round $secondary; border-title-color: $accent; padding: 0 1; height: auto; }
         #silos-box.alert { border: heavy $warning; }
         #events-box, #side-events-box { height: 1fr; min-height: 3; }
         &.-wide #right-side { display: block; }
         &.-wide #strip { display: none; }
         &.-wide #events-box { display: none; }
-        &.-ascii .box { border: ascii $secondary; }
         &.-ascii #silos-box.alert { border: ascii $warning; }
     }
     """
@@ -193,11 +184,11 @@ class OverviewScreen(OrderingScreen):
         strip.draw(strip_rows)
         inner = (width - 48 if wide else width) - 4
         silo_rows = overview.silos_lines(snapshot, now, inner, glyphs, most=max(height - SILO_ROWS_ELSEWHERE, 4))
-        self._box("#silos-box", "Silos" if not isinstance(snapshot.state, SiloState) else "This silo", silo_rows,
+        self.box("#silos-box", "Silos" if not isinstance(snapshot.state, SiloState) else "This silo", silo_rows,
                   greyed=stale)  # fmt: skip
         self.query_one("#silos-box").set_class(bool(needs), "alert")
         rounds = [*overview.over(snapshot, fed.leaving), *overview.round_lines(snapshot, inner, glyphs)]
-        self._box("#round-box", overview.round_title(snapshot), rounds, greyed=stale)
+        self.box("#round-box", overview.round_title(snapshot), rounds, greyed=stale)
         out = self.query_one("#out-box", Lines)
         out.display = isinstance(snapshot.state, SiloState)
         left_rows: list[Line] = []
@@ -208,15 +199,15 @@ class OverviewScreen(OrderingScreen):
             most = max(min(room, 5) if height < 30 else room, 0)
             left_rows = _shortened(overview.left_lines(snapshot.state, inner, most=most), most)
             out.display = bool(left_rows)
-            self._box("#out-box", "Left this silo since its daemon began", left_rows, greyed=stale)
+            self.box("#out-box", "Left this silo since its daemon began", left_rows, greyed=stale)
         boxes = [silo_rows, rounds, *([left_rows] if left_rows else [])]
         used = sum(len(rows) + BORDER_ROWS for rows in boxes) + len(strip_rows) + BORDER_ROWS
         spare = self.room - used + (BORDER_ROWS if wide else -EVENT_ROWS_BESIDE_FIGURES)
         used += self.query_one(OverviewFigures).draw(spare, width - 48 if wide else width)
-        self._box("#events-box", "Events", overview.event_lines(snapshot, inner, glyphs, most=max(self.room - used, 1)))
+        self.box("#events-box", "Events", overview.event_lines(snapshot, inner, glyphs, most=max(self.room - used, 1)))
         needed = overview.need_lines(needs, self._selected, 44, glyphs, most=6) or [line(("nothing needs you", "dim"))]
-        self._box("#needs-box", "Needs you", [*needed, *paused])
-        self._box("#side-events-box", "Events", overview.event_lines(snapshot, 44, glyphs, most=max(height - 13, 1)))
+        self.box("#needs-box", "Needs you", [*needed, *paused])
+        self.box("#side-events-box", "Events", overview.event_lines(snapshot, 44, glyphs, most=max(height - 13, 1)))
 
     def keys(self) -> Line:
         fed = self.fed
@@ -233,11 +224,6 @@ class OverviewScreen(OrderingScreen):
             if width_of([*shown, part, (leave, "")]) <= self.app.size.width:
                 shown.append(part)
         return line(*shown, leave)
-
-    def _box(self, name: str, title: str, rows: list[Line], *, greyed: bool = False) -> None:
-        box = self.query_one(name, Lines)
-        box.border_title = self.fed.title_of(title)
-        box.draw(rows, greyed=greyed)
 
     # ---- cursor ------------------------------------------------------------------------------------
 
