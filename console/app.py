@@ -1,10 +1,9 @@
 """The whole console: its screens, what its keys do, and how it is opened on a daemon, several, or a recording.
 
-`BannerConsole` is the console over something else than a daemon alone, a recording played back or a link that is
-recorded; what it says of that stands where the lock stands and is never dropped from the bar. `ContextConsole` goes
-from one daemon to another. One is attached at a time: going to another stops the reader of the former and begins
-everything anew, locked, and what the former reader still had on its way is dropped by the turn it was read in. The bar
-names the context in words and colour; one that is called production is shown in capitals and as an alarm.
+Over a recording that is played back, or a link that is recorded, a banner says so where the lock is shown, and is never
+dropped from the bar. `ContextConsole` goes from one daemon to another. One is attached at a time: going to another
+stops the reader of the former and begins everything anew, locked, and what the former reader still delivers is dropped.
+The bar names the context in words and colour; one that is called production is shown in capitals and as an alarm.
 
 Does not stop: a picture of a replay passed off as live, for the banner is on the screen, not in every line of it; two
 contexts with the same socket, or a socket behind which another daemon was started. A silo's own name in the bar comes
@@ -18,17 +17,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
 from console.actions import PLACES, Entry, History, help_lines, json_lines, matches
-from console.base import Arrived, Console, FedScreen, Remembered, TextDialog, TooSmall, dialog_cells, keep_covered
+from console.base import Console, FedScreen, Remembered, TextDialog, TooSmall, dialog_cells, keep_covered
 from console.dialogs import AskingDialog, ChooseDialog, by_letters, by_place, places_to_go, things_to_do
-from console.feed import Feed, Hand, Source, connect_to
+from console.feed import Source
 from console.lock import KeyFiles, KeyGate, Signer, Signing
-from console.recording import Replay
 from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
 from console.screens.audit import AuditScreen
@@ -43,11 +40,11 @@ from console.screens.settings import SettingsScreen
 from console.terminal import follow_terminal
 from console.theme import THEMES
 from fedsilo.protocol.errors import OperationError, UnreachableError, UsageError
-from fedsilo.views.lines import Line, Part, fit, line
-from fedsilo.views.overview import Lock, shorter
+from fedsilo.views.lines import Line, fit, line
 from fedsilo.views.state import Release, Snapshot
 
 TICK_SECONDS = 1.0
+SEEK_SECONDS = 10.0
 TITLE_KEPT, TITLE_BACK = "\x1b[22;2t", "\x1b[23;2t"  # the terminal's own, before the console's
 
 # Every place of `console.actions.PLACES`, and nothing that is not there yet.
@@ -85,6 +82,9 @@ class FedConsole(Console):
         Binding("question_mark", "help", show=False),
         Binding("ctrl+p", "palette", show=False),
         Binding("ctrl+q", "quit", show=False, priority=True),
+        Binding("full_stop", "toggle_pause", show=False),
+        Binding("less_than_sign", f"seek({-SEEK_SECONDS})", show=False),
+        Binding("greater_than_sign", f"seek({SEEK_SECONDS})", show=False),
     ]
 
     def on_mount(self) -> None:
@@ -169,102 +169,22 @@ class FedConsole(Console):
     def action_palette(self) -> None:
         self.push_screen(ChooseDialog("What shall be done?", things_to_do(self), by_letters))
 
-
-def run(socket: Path, *, read_only: bool = False, **options: Any) -> None:
-    """Open the console on a control socket; returns when the person leaves.
-
-    Args:
-        socket: of the daemon.
-        read_only: no unlocking.
-        options: of `FedConsole`.
-    """
-    signer = None if read_only else Hand(socket)
-    FedConsole(signer=signer, waits_for=str(socket), read_only=read_only, **options).run_on(connect_to(socket))
-
-
-SEEK_SECONDS = 10.0
-SCREEN_SECONDS_MAX = 10.0
-
-
-@dataclass(frozen=True)
-class BannerLock(Lock):
-    """A lock with a banner beside it."""
-
-    banner: str = ""
-
-    def words(self) -> list[Part]:
-        words = super().words()
-        if not self.banner:
-            return words
-        (whole, _), (least, _) = words[0], words[-1]
-        banner = shorter(self.banner)
-        return [*((f"{each} {whole}", "warn") for each in banner), (f"{banner[-1]} {least}", "warn")]
-
-
-class BannerConsole(FedConsole):
-    """Console with a bar on top that says what it shows, such as a recording that is played back.
-
-    Args:
-    banner: what the bar says, such as `Replay.banner`.
-    replay: what `.` pauses and `<` `>` move; None where nothing is played back.
-    options: of `FedConsole`."""
-
-    # written as tuples: Textual itself is imported by screens only
-    BINDINGS: ClassVar[list[Any]] = [
-        ("full_stop", "toggle_pause", ""),
-        ("less_than_sign", f"seek({-SEEK_SECONDS})", ""),
-        ("greater_than_sign", f"seek({SEEK_SECONDS})", ""),
-    ]
-
-    def __init__(self, *, banner: Callable[[], str], replay: Replay | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self._banner = banner
-        self._replay = replay
-
-    @property
-    def lock(self) -> Lock:
-        lock = super().lock
-        # A source that has a banner of its own says it where a live link says "live".
-        banner = "" if self.snapshot.link.banner else self._banner()
-        return BannerLock(lock.person, lock.seconds_left, lock.read_only, banner)
-
-    @property
-    def replays(self) -> bool:
-        return self._replay is not None
-
     def action_toggle_pause(self) -> None:
-        if self._replay is None:
+        if self.replay is None:
             return
-        if self._replay.paused:
-            self._replay.resume()
+        if self.replay.paused:
+            self.replay.resume()
         else:
-            self._replay.pause()
+            self.replay.pause()
         self.action_read_now()
 
     def action_seek(self, seconds: float) -> None:
-        if self._replay is not None:
-            self._replay.seek(self._replay.position + seconds)
+        if self.replay is not None:
+            self.replay.seek(self.replay.position + seconds)
             self.action_read_now()
 
 
-def run_with_banner(
-    connect: Callable[[], Source],
-    banner: Callable[[], str],
-    *,
-    replay: Replay | None = None,
-    signer: Signer | None = None,
-    **options: Any,
-) -> None:
-    """Open the console on a source; returns when the person leaves.
-
-    Args:
-        connect: makes the source, again after each loss.
-        banner: what the bar says.
-        replay: what the keys move.
-        signer: None for looking only.
-        options: of `FedConsole`.
-    """
-    BannerConsole(banner=banner, replay=replay, signer=signer, **options).run_on(connect)
+SCREEN_SECONDS_MAX = 10.0
 
 
 def screen_text(
@@ -294,7 +214,7 @@ def screen_text(
     if place is None:
         known = ", ".join(f"{one.key} {one.name}" for one in PLACES)
         raise UsageError(f"there is no screen {number}", hint=f"there are: {known}")
-    app = BannerConsole(banner=banner, **options)
+    app = FedConsole(banner=banner, **options)
     drawn: list[str] = []
 
     async def look(pilot: Any) -> None:
@@ -377,7 +297,6 @@ class ContextConsole(FedConsole):
         self._here = first
         self._named = named or len(attachments) > 1
         self._looks_only = read_only
-        self._turn = 0
 
     @property
     def here(self) -> Attachment:
@@ -392,24 +311,6 @@ class ContextConsole(FedConsole):
         production = is_production(name)
         shown = fit(name.upper() if production else name, BANNER_CELLS_MAX)
         return line(" ", (f"[{shown}]", "bad" if production else "accent"))
-
-    # ---- reading -----------------------------------------------------------------------------------
-
-    def read_from(self, connect: Callable[[], Source]) -> None:
-        self.stop_reading()
-        turn = self._turn
-        self._feed = Feed(connect, lambda snapshot: self._arrived_in(turn, snapshot))
-        self._feed.start()
-
-    def _arrived_in(self, turn: int, snapshot: Snapshot) -> None:
-        """Called by a reader's thread."""
-        message = Arrived(snapshot)
-        message.turn = turn  # type: ignore[attr-defined]
-        self.post_message(message)
-
-    def on_arrived(self, message: Arrived) -> None:
-        if getattr(message, "turn", self._turn) != self._turn:
-            message.prevent_default()  # of a daemon that is attached no more
 
     # ---- going to another --------------------------------------------------------------------------
 
@@ -437,7 +338,7 @@ class ContextConsole(FedConsole):
             self.say("an answer is on its way to this daemon: wait until it is there")
             return
         former, self._feed = self._feed, None
-        self._turn += 1
+        self.reader += 1  # what the former one still delivers is dropped
         if former is not None:
             # it may wait for a daemon that does not answer, and nobody should wait for that
             threading.Thread(target=former.stop, name="console-leave", daemon=True).start()

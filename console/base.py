@@ -17,6 +17,7 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, cast
 
 from textual import events, work
@@ -44,7 +45,7 @@ from console.actions import (
 )
 from console.feed import Feed, Person, Source, boot_seconds, waited_seconds
 from console.lock import BURST, BURST_SECONDS, Decision, KeyFiles, KeyGate, Signer, Signing, why_not_release
-from console.recording import NEVER_RECORDED
+from console.recording import NEVER_RECORDED, Replay
 from console.terminal import LetsThrough, forget_pinned_size, run_to_the_end
 from console.theme import THEMES, draw_without_colour
 from fedsilo.control import answers
@@ -203,9 +204,10 @@ class Remembered:
 class Arrived(Message):
     """The reader has something newer."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, reader: int | None = None) -> None:
+        """reader: its number in the console; None for one that none delivers."""
         super().__init__()
-        self.snapshot = snapshot
+        self.snapshot, self.reader = snapshot, reader
 
     def can_replace(self, message: Message) -> bool:
         """Of several that wait, the newest has it all: a slow terminal falls behind by one snapshot, not by many."""
@@ -219,6 +221,8 @@ class Console(LetsThrough):
     signer: None for a console that can only look.
     key_files: of the person at this console.
     site: whose daemon this should be; empty for whichever answers.
+    banner: what the bar says of the source, such as `Replay.banner`.
+    replay: what `.` pauses and `<` `>` move; None where nothing is played back.
     waits_for: what is awaited while loading, for people.
     leaving: how to go on once the run is over, for people.
     ascii_only: no character above 0x7e but in data.
@@ -235,6 +239,8 @@ class Console(LetsThrough):
         signer: Signer | None = None,
         key_files: KeyFiles | None = None,
         site: str = "",
+        banner: Callable[[], str] = str,
+        replay: Replay | None = None,
         waits_for: str = "the daemon",
         leaving: str = LEAVING,
         read_only: bool = False,
@@ -249,6 +255,7 @@ class Console(LetsThrough):
         if self.no_color:
             draw_without_colour(self)
         self.snapshot = Snapshot()
+        self._source_banner, self.replay = banner, replay
         self.ascii_only = ascii_only
         self.mouse = mouse
         self.waits_for = waits_for
@@ -264,6 +271,7 @@ class Console(LetsThrough):
         self._pressed_at: float | None = None  # of the key that came last; None after the mouse
         self._said: tuple[str, float] = ("", 0.0)  # what, and until when it stands
         self._feed: Feed | None = None
+        self.reader = 0  # number of the present one
         self.wanted: Mapping[str, Question] = {}  # what the reader is asked for now
         self._typed, self._remembered = History(), Remembered()
         self.opened_at = clock()
@@ -271,13 +279,9 @@ class Console(LetsThrough):
     # ---- reading ---------------------------------------------------------------------------------
 
     def read_from(self, connect: Callable[[], Source]) -> None:
-        """Begin to read a source, in place of any other.
-
-        Args:
-            connect: makes it, again after each loss.
-        """
+        """Begin to read a source, in place of any other. connect: makes it, again after each loss."""
         self.stop_reading()
-        self._feed = Feed(connect, self._arrived)
+        self._feed = Feed(connect, partial(self._arrived, self.reader))
         self._feed.start()
 
     def stop_reading(self) -> None:
@@ -300,11 +304,13 @@ class Console(LetsThrough):
         finally:
             self.stop_reading()
 
-    def _arrived(self, snapshot: Snapshot) -> None:
+    def _arrived(self, reader: int, snapshot: Snapshot) -> None:
         """Called by the reader's thread."""
-        self.post_message(Arrived(snapshot))
+        self.post_message(Arrived(snapshot, reader))
 
     def on_arrived(self, message: Arrived) -> None:
+        if message.reader not in (None, self.reader):
+            return  # of a daemon that is attached no more
         read = self._remembered.with_answers(message.snapshot, self.wanted)
         self.snapshot = replace(read, viewer=self.lock.person)
         self._tell_new_needs()
@@ -355,16 +361,12 @@ class Console(LetsThrough):
 
     @property
     def lock(self) -> Lock:
-        return self.signing.lock
+        # a source that has a banner of its own says it where a live link says "live"
+        return replace(self.signing.lock, banner="" if self.snapshot.link.banner else self._source_banner())
 
     @property
     def read_only(self) -> bool:
         return self.signing.read_only
-
-    @property
-    def replays(self) -> bool:
-        """A recording is played back, which some keys move."""
-        return False
 
     @property
     def banner(self) -> Line:
@@ -639,8 +641,8 @@ class FedScreen(Screen[None]):
     @property
     def tags(self) -> frozenset[str]:
         """Return the tags by which `console.actions` selects this screen's actions."""
-        tables, replay = any(pane.display for pane in self.query("TablePane")), self.fed.replays
-        return frozenset({self.called, *(["table"] if tables else []), *(["replay"] if replay else [])})
+        tables, replays = any(pane.display for pane in self.query("TablePane")), self.fed.replay is not None
+        return frozenset({self.called, *(["table"] if tables else []), *(["replay"] if replays else [])})
 
     def keys(self) -> Line:
         """The footer: at most eight keys, most useful first."""

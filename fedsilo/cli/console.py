@@ -157,9 +157,6 @@ def open_console(
     key: Path | None = None,
     site: str = "",
     leaving: str = "",
-    read_only: bool = False,
-    ascii_only: bool = False,
-    theme: str = "fed-dark",
 ) -> None:
     """The console in the foreground until the person leaves it.
 
@@ -169,28 +166,25 @@ def open_console(
         key: to the certificate.
         site: whose daemon this is; a person of another site cannot unlock.
         leaving: what it says of going on once the run is over; empty for that ctrl+q ends it.
-        read_only: no unlocking.
-        ascii_only: no character outside ASCII but in data.
-        theme: fed-dark, fed-light or fed-mono.
 
     Raises:
         UsageError: there is no terminal that a console can be drawn on.
     """
     need_terminal()
-    from console.app import run
+    from console.app import FedConsole
     from console.base import LEAVING
+    from console.feed import Hand, connect_to
     from console.lock import KeyFiles
 
-    files = KeyFiles(certificate, key) if certificate is not None and key is not None else None
-    run(
-        socket,
-        key_files=files,
+    console = FedConsole(
+        signer=Hand(socket),
+        key_files=KeyFiles(certificate, key) if certificate is not None and key is not None else None,
         site=site,
+        waits_for=str(socket),
         leaving=leaving or LEAVING,
-        read_only=read_only,
-        ascii_only=ascii_only or not takes_signs(),
-        theme_name=theme,
+        ascii_only=not takes_signs(),
     )
+    console.run_on(connect_to(socket))
 
 
 # ---- what is looked at -----------------------------------------------------------------------------
@@ -341,13 +335,12 @@ def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: 
 
 def _open(watched: _Watched, files: Files, *, read_only: bool, **options: Any) -> None:
     certificate, key = files
-    from console.app import run_with_banner
+    from console.app import FedConsole
     from console.feed import Hand
     from console.lock import KeyFiles
 
-    run_with_banner(
-        watched.connect,
-        watched.banner,
+    console = FedConsole(
+        banner=watched.banner,
         replay=watched.replay,
         signer=None if read_only or watched.socket is None else Hand(watched.socket),
         key_files=KeyFiles(certificate, key) if certificate is not None and key is not None else None,
@@ -356,6 +349,7 @@ def _open(watched: _Watched, files: Files, *, read_only: bool, **options: Any) -
         read_only=read_only,
         **options,
     )
+    console.run_on(watched.connect)
 
 
 def _print_once(watched: _Watched, screen: str, *, ascii_only: bool) -> None:
@@ -565,16 +559,18 @@ def session(
     options: dict[str, Any] = {"leaving": LEAVING, "read_only": True}
     options |= {"ascii_only": ascii_only, "theme_name": theme}
     with ended_by(json_output=False):
-        if socket is not None:
-            from console.app import run
+        from console.app import FedConsole
 
-            run(socket, site=site, **options)
+        if socket is not None:
+            from console.feed import connect_to
+
+            FedConsole(site=site, waits_for=str(socket), **options).run_on(connect_to(socket))
         elif replay is not None:
-            from console.app import run_with_banner
             from console.recording import Replay
 
             played = Replay(replay)
-            run_with_banner(lambda: played, played.banner, replay=played, waits_for=str(replay), **options)
+            console = FedConsole(banner=played.banner, replay=played, waits_for=str(replay), **options)
+            console.run_on(lambda: played)
 
 
 def _end_with(lifeline: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from console.app import BannerConsole
+from console.app import FedConsole
 from console.recording import Replay
 from fedsilo.protocol.errors import NotFoundError
 from fedsilo.views.lines import Line, line, wrap
@@ -56,12 +56,12 @@ STEPS = (
 )
 
 
-class PlayedConsole(BannerConsole):
+class PlayedConsole(FedConsole):
     """A console that plays a recording and presses keys by itself.
 
     Args:
         steps: in the order of their time.
-        options: of `BannerConsole`; `replay` is needed.
+        options: of `FedConsole`; `replay` is needed.
     """
 
     def __init__(self, *, replay: Replay, steps: Sequence[Step] = STEPS, **options: Any) -> None:

@@ -443,13 +443,21 @@ class Lock:
     person: str = ""
     seconds_left: float = 0.0
     read_only: bool = False
+    banner: str = ""  # what the console says of its source, such as that a recording is played back
 
     @property
     def open(self) -> bool:
         return bool(self.person) and not self.read_only and self.seconds_left > 0
 
     def words(self) -> list[Part]:
-        """Return the bar's words for the lock, the whole text first and then shorter ones."""
+        """Return the bar's words for the lock, behind its banner, the whole text first and then shorter ones."""
+        words = self._words()
+        if not self.banner:
+            return words
+        (longest, _), (shortest, _), banner = words[0], words[-1], shorter(self.banner)
+        return [*((f"{each} {longest}", "warn") for each in banner), (f"{banner[-1]} {shortest}", "warn")]
+
+    def _words(self) -> list[Part]:
         if self.read_only:
             return [("READ-ONLY", "dim")]
         if not self.open:

@@ -25,7 +25,7 @@ from console.actions import (
     matches,
     tabs_line,
 )
-from console.app import SCREENS, BannerConsole, FedConsole
+from console.app import SCREENS, FedConsole
 from console.base import FedScreen
 from console.dialogs import OrderingScreen
 from console.screens.approval import ApprovalScreen, TextScreen
@@ -118,7 +118,7 @@ def _bound(widget: type[Any]) -> Mapping[str, str]:
 
 
 WHERE: Mapping[type[Any], set[str]] = {
-    FedConsole: set(), FedScreen: set(), BannerConsole: {"replay"}, OverviewScreen: {"overview"},
+    FedConsole: {"replay"}, FedScreen: set(), OverviewScreen: {"overview"},
     OrderingScreen: {"ordering", "ordering runs", "ordering a silo"}, ApprovalScreen: {"approval"},
     TablePane: {"table"}, ApprovalsScreen: {"approvals"}, OutboxScreen: {"outbox"}, MessageScreen: {"message"},
     AuditScreen: {"audit"}, BudgetScreen: {"budget"}, HistoryScreen: {"history"},

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from console.app import BannerConsole, screen_text
+from console.app import FedConsole, screen_text
 from console.base import Arrived
 from console.feed import Store, connect_to
 from console.recording import RecordingFile, Replay
@@ -112,7 +112,7 @@ async def test_the_console_of_a_replay_says_so_pauses_and_unlocks_nothing(tmp_pa
     now[0] = 600.0
     file.close()
     replay = Replay(path, clock=lambda: now[0])
-    console = BannerConsole(banner=replay.banner, replay=replay, driven_by_hand=True, clock=lambda: now[0])
+    console = FedConsole(banner=replay.banner, replay=replay, driven_by_hand=True, clock=lambda: now[0])
     async with console.run_test(size=(140, 42)) as pilot:
         store = Store()
         store.read(replay.snapshot(), now[0], wall_time=replay.wall_time())

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from console import app as app_module
 from console.app import Attachment, ContextConsole, is_production
-from console.base import FedScreen
+from console.base import Arrived, FedScreen
 from console.dialogs import ChooseDialog
 from console.screens.approval import ApprovalScreen
 from console.screens.outbox import OutboxScreen
@@ -106,14 +106,15 @@ async def test_nothing_of_the_former_daemon_is_left(monkeypatch: pytest.MonkeyPa
 
 async def test_what_the_former_reader_still_had_on_its_way_is_not_shown_under_another_name() -> None:
     async with console(read_only=True) as (desk, app):
-        app._arrived_in(0, live(silo(release())))
+        former = app.reader
+        app.post_message(Arrived(live(silo(release())), former))
         await desk.pilot.pause()
         assert app.snapshot.site == "hospital_a"
         await desk.go("ctx preview")
-        app._arrived_in(0, live(silo(release())))
+        app.post_message(Arrived(live(silo(release())), former))
         await desk.pilot.pause()
         assert app.snapshot.state is None
-        app._arrived_in(1, live(at_b(), at=desk.now))
+        app.post_message(Arrived(live(at_b(), at=desk.now), app.reader))
         await desk.pilot.pause()
         assert app.snapshot.site == "hospital_b" and app.read_only
         await desk.press("L")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from console.app import BannerLock
 from console.feed import Store
 from console.screens.overview import FIGURES_KEY, OverviewFigures
 from fedsilo.views import overview
@@ -197,7 +196,7 @@ def test_the_bar_keeps_the_party_and_what_is_recorded_or_replayed_before_the_lat
         ("RECORDING STOPPED: the disk has 12 MiB", "RECORDING STOPPED"),
         ("", "UNLOCKED"),
     ):
-        text = bar(snapshot, BannerLock("bob", 899.0, banner=told), cells=cells)
+        text = bar(snapshot, Lock("bob", 899.0, banner=told), cells=cells)
         assert all(fact in text for fact in ("hospital_a", "live", "bob UNLOCKED", kept)), text
         assert ("2 ms" in text) == (cells >= 100 or not told), text
     for told in (REPLAYED, REPLAYED.replace(LOCAL, "share-safe"), "REPLAY"):

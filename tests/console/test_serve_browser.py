@@ -358,10 +358,10 @@ async def test_a_server_that_ends_leaves_no_console_behind(site: Site, number: s
 async def test_a_fault_in_the_console_of_a_browser_leaves_a_report_and_ends_with_70(tmp_path: Path) -> None:
     script = (
         "import console.app, sys\n"
-        "def run(*arguments, **options):\n"
+        "def run_on(*arguments, **options):\n"
         "    private = 'PRIVATE-VALUE'\n"
         "    raise LookupError(private)\n"
-        "console.app.run = run\n"
+        "console.app.FedConsole.run_on = run_on\n"
         "from fedsilo.cli.console import session_program\n"
         "session_program(['--lifeline', sys.argv[1], '--socket', 'none.sock'])\n"
     )

@@ -10,7 +10,7 @@ from textual import events
 from textual.widgets import Input
 
 from console.actions import ACTIONS, JSON_LINES_MAX, actions_on, json_lines, title_of
-from console.app import BannerConsole
+from console.app import FedConsole
 from console.base import TextDialog, TooSmall
 from console.dialogs import AskingDialog, ChooseDialog, ConfirmDialog, by_letters, things_to_do
 from console.screens.approval import ApprovalScreen
@@ -154,7 +154,7 @@ def test_long_json_is_cut_with_a_count() -> None:
 
 @pytest.mark.parametrize("replay", [None, object()])
 async def test_replay_keys_are_told_where_something_is_played_back(replay: Any) -> None:
-    app = BannerConsole(banner=lambda: "REPLAY", replay=replay, driven_by_hand=True)
+    app = FedConsole(banner=lambda: "REPLAY", replay=replay, driven_by_hand=True)
     async with app.run_test(size=(100, 60)) as pilot:
         await pilot.pause()
         keys = {action.shown_key for action in actions_on(*app.top.tags)}
