@@ -23,9 +23,9 @@ from textual.binding import Binding, BindingType
 
 from console.actions import PLACES, Entry, History, help_lines, json_lines, matches
 from console.base import Console, FedScreen, Remembered, TextDialog, TooSmall, dialog_cells, keep_covered
-from console.dialogs import AskingDialog, ChooseDialog, by_letters, by_place, places_to_go, things_to_do
-from console.feed import Source
-from console.lock import KeyFiles, KeyGate, Signer, Signing
+from console.dialogs import ChooseDialog, OrderDialog, by_letters, by_place, places_to_go, things_to_do
+from console.feed import Signer, Source
+from console.lock import KeyFiles, KeyGate, Signing
 from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
 from console.screens.audit import AuditScreen
@@ -115,7 +115,7 @@ class FedConsole(Console):
         stack, top = self.screen_stack, self.top
         # what is below redraws when it comes on again
         for screen in stack[stack.index(top) :] if top in stack else ():
-            if isinstance(screen, FedScreen | AskingDialog | TooSmall):
+            if isinstance(screen, FedScreen | OrderDialog | TooSmall):
                 screen.redraw()
 
     def open_release(self, release: Release) -> None:
@@ -140,7 +140,7 @@ class FedConsole(Console):
         screen = self.screen
         if name == "lock":
             self._toggle_lock()
-        elif name == "confirm" and isinstance(screen, AskingDialog):
+        elif name == "confirm" and isinstance(screen, OrderDialog):
             screen.confirm()
         elif name == "choose" and isinstance(screen, ChooseDialog):
             screen.choose()

@@ -14,6 +14,7 @@ shown is not live, what concerns every screen (a certificate that ends, clocks t
 from __future__ import annotations
 
 import json
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -43,8 +44,9 @@ from console.actions import (
     tabs_line,
     title_of,
 )
-from console.feed import Feed, Person, Source, boot_seconds, waited_seconds
-from console.lock import BURST, BURST_SECONDS, Decision, KeyFiles, KeyGate, Signer, Signing, why_not_release
+from console.feed import Feed, Person, Signer, Source, boot_seconds
+from console.lock import BURST, BURST_SECONDS, KeyFiles, KeyGate, Outcome, Signing
+from console.orders import Order, why_not_release
 from console.recording import NEVER_RECORDED, Replay
 from console.terminal import LetsThrough, forget_pinned_size, run_to_the_end
 from console.theme import THEMES, draw_without_colour
@@ -61,7 +63,7 @@ MESSAGE_SECONDS, MESSAGE_LINES_MAX = 6.0, 3
 LEAVING = "ctrl+q ends the console"
 TITLE_BEGINS, TITLE_ENDS = "\x1b]2;", "\x07"
 
-Finished: TypeAlias = Callable[..., None]
+Finished: TypeAlias = Callable[[Outcome], None]
 
 # Meaning -> theme colour. No screen names a colour.
 STYLES = {
@@ -383,10 +385,10 @@ class Console(LetsThrough):
             return why
         return why_not_release(release, self.snapshot, self.lock.person, self.now(), approve=approve)
 
-    def why_not_send(self, decision: Decision) -> str:
-        """Why this person cannot give this answer or order now, or nothing."""
+    def why_not_send(self, order: Order) -> str:
+        """Why this person cannot give this order now, or nothing."""
         why = self.signing.why_not(self.snapshot.site)
-        return why or decision.why_not(self.snapshot, self.lock.person, self.now())
+        return why or order.why_not(self.snapshot, self.lock.person, self.now())
 
     def title_of(self, text: str) -> Content:
         return content_of([line(safe(text, 80))], ascii_only=self.ascii_only)
@@ -441,7 +443,7 @@ class Console(LetsThrough):
     async def on_event(self, event: events.Event) -> None:
         # a key that nobody took bubbles up and comes by a second time
         if isinstance(event, events.Key) and event is not self._last_key:
-            waited = 0.0 if self._by_hand else waited_seconds(event.time)
+            waited = 0.0 if self._by_hand else max(time.monotonic() - event.time, 0.0)  # to be looked at
             self._last_key, self._pressed_at = event, self.now() - waited
             if self._said[0] and not (self._said[0] == BURST and self._keys.in_burst(self._pressed_at)):
                 self._said = ("", 0.0)
@@ -495,23 +497,17 @@ class Console(LetsThrough):
 
     # ---- answers and orders ----------------------------------------------------------------------
 
-    def send(self, decision: Decision, finished: Finished) -> None:
-        """Sign and give what was decided, if it still may be; `finished(text, ok=..., result=...)` is told how it went.
-
-        Args:
-            decision: an answer to a release, an order, or whatever has the same methods.
-            finished: called in the console's own thread; without `result` when nothing was sent.
-        """
+    def send(self, order: Order, finished: Finished) -> None:
+        """Sign and give an order, if it still may be; `finished` is told how it went, in the console's own thread."""
         person = self.signing.person
-        if why := self.why_not_send(decision):
-            finished(why, ok=False)
+        if why := self.why_not_send(order):
+            finished(Outcome(why, ok=False))
         elif person is not None:
-            self._carry_out(decision, person.ordering(self.snapshot.federation), finished)  # whose daemon was shown
+            self._carry_out(order, person.ordering(self.snapshot.federation), finished)  # whose daemon was shown
 
     @work(thread=True, group="answers", exit_on_error=False)
-    def _carry_out(self, decision: Decision, person: Person, finished: Finished) -> None:
-        outcome = self.signing.carry_out(decision, person)
-        self.call_from_thread(finished, outcome.text, ok=outcome.ok, result=outcome.result)
+    def _carry_out(self, order: Order, person: Person, finished: Finished) -> None:
+        self.call_from_thread(finished, self.signing.carry_out(order, person))
         self.call_from_thread(self.action_read_now)
 
     # ---- what the whole app adds -------------------------------------------------------------------

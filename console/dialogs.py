@@ -19,18 +19,17 @@ Does not stop: a program that types as slowly as a person does, or a single past
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.fuzzy import FuzzySearch
-from textual.screen import ModalScreen, ScreenResultType
+from textual.screen import ModalScreen
 from textual.widgets import Button, Input
 
 from console.actions import (
@@ -47,8 +46,19 @@ from console.actions import (
     title_of,
 )
 from console.base import Console, FedScreen, Lines, TextLine
-from console.lock import Answer
-from console.orders import MINUTES, Deferral, Order, choices, deferral, order_of
+from console.lock import Outcome
+from console.orders import (
+    DIGEST_TYPED_CHARACTERS,
+    MINUTES,
+    Deferral,
+    Order,
+    approval,
+    choices,
+    deferral,
+    order_of,
+    rejection,
+    with_reason,
+)
 from fedsilo.audit.record import note_text
 from fedsilo.views import releases
 from fedsilo.views.lines import Line, Part, clip, flow, line, pad, wrap
@@ -60,8 +70,8 @@ TYPED_SECONDS_MIN = 0.02
 FASTER_THAN_HANDS = "keys came faster than hands type: type the word"
 
 
-class HandTyped(Input):
-    """A field that takes only what hands type: no paste, no clipboard, no run of keys that a terminal made of one."""
+class TypedWord(Input):
+    """The word that confirms, typed by hand: no paste, no clipboard, no run of keys that a terminal made of one."""
 
     _typed_at = -inf
 
@@ -75,43 +85,36 @@ class HandTyped(Input):
     async def _on_key(self, event: events.Key) -> None:
         if not event.is_printable:
             return
-        fed = cast("Console", self.app)
-        before, self._typed_at = self._typed_at, fed.now()
+        dialog = cast("OrderDialog", self.screen)
+        before, self._typed_at = self._typed_at, dialog.fed.now()
         if self._typed_at - before < TYPED_SECONDS_MIN:
             event.prevent_default()
             event.stop()
             self.value = ""
-            fed.say(FASTER_THAN_HANDS)
-            self.dropped()
-
-    def dropped(self) -> None:
-        """Called when the field was emptied because its text came faster than hands type."""
-
-
-BOX_CELLS = 72
-
-
-class TypedWord(HandTyped):
-    """The word that confirms."""
+            dialog.fed.say(FASTER_THAN_HANDS)
+            dialog.word_dropped = True
 
     async def action_submit(self) -> None:
         """Enter in the field signs nothing; the dialog says what is missing."""
         # called, not posted: keys that follow at once must find what this does to the field
-        if isinstance(self.screen, AskingDialog):
-            self.screen.entered()
-
-    def dropped(self) -> None:
-        if isinstance(self.screen, AskingDialog):
-            self.screen.word_dropped = True
+        cast("OrderDialog", self.screen).entered()
 
 
-class AskingDialog(ModalScreen[ScreenResultType]):
-    """Ends with what was decided, or with None. A subclass yields `#what`, `#ask`, `#why`, and where a word is typed
-    the field `#word` and the buttons `#confirm` and `#cancel`."""
+BOX_CELLS = 72
+WORD_CHARACTERS_MAX = 80
+
+
+class OrderDialog(ModalScreen[Order | None]):
+    """Asks for a typed word or one more key. Ends with the order, or with None.
+
+    Args:
+        order: as it is shown.
+        signer: who signs.
+    """
 
     # a screen's sheet counts for its own name alone, so a subclass puts its name here
     CSS = """
-    AskingDialog {
+    OrderDialog {
         align: center middle;
         #box { width: 72; max-width: 100%; height: auto; max-height: 100%; border: heavy $warning; background: $surface;
                padding: 0 1; border-title-color: $warning; }
@@ -132,40 +135,86 @@ class AskingDialog(ModalScreen[ScreenResultType]):
         Binding("tab", "next_field", show=False),
     ]
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order, signer: str) -> None:
         super().__init__()
+        self._order = order
+        self._signer = signer
         self._entered = False
         self.word_dropped = False  # what was typed came too fast, and nothing was typed since
+        self.fields = 1  # where a word is typed
 
     @property
     def fed(self) -> Console:
         return cast("Console", self.app)
 
-    # ---- what a dialog says of itself --------------------------------------------------------------
+    def compose(self) -> ComposeResult:
+        typed, verb = bool(self._order.word_is), self._order.verb.capitalize()
+        with Vertical(id="box") as box:
+            box.border_title = self.fed.title_of(self.heading(verb))
+            yield self.lines("what")
+            yield self.lines("ask")
+            if typed:
+                yield TypedWord(id="word", placeholder="type it here", max_length=WORD_CHARACTERS_MAX)
+            yield from self.further_fields()
+            yield self.lines("why")
+            if typed:
+                with Horizontal(id="buttons"):
+                    yield Button(verb, id="confirm", variant="warning", disabled=True)
+                    yield Button("Cancel (esc)", id="cancel")
+
+    # ---- what is asked -----------------------------------------------------------------------------
+
+    def heading(self, verb: str) -> str:
+        return f"{verb}?"
+
+    def further_fields(self) -> ComposeResult:
+        """Yield the fields below the word."""
+        yield from ()
 
     def what(self, cells: int) -> list[Line]:
         """The object, the effect, whether it can be undone, and the signer."""
-        raise NotImplementedError
+        order = self._order
+        return [
+            *wrap(order.about, cells, "strong"),
+            *wrap(f"Effect: {order.effect}.", cells),
+            *wrap(f"{order.undone} Signed by {self._signer}.", cells, "warn"),
+        ]
 
     def asked(self) -> list[Line]:
         """Return the lines that say what confirms the order."""
-        raise NotImplementedError
+        order = self._order
+        if order.word_is:
+            keys = ", ".join([*["Tab"] * self.fields, "Enter"])
+            return [line("To go on, type ", (order.word_is, "strong"), ", then ", (keys, "strong"), ":")]
+        return [line((order.key, "accent"), f" {order.verb}   ", ("esc", "accent"), " cancel")]
 
     def why_not(self) -> str:
         """Why it cannot be confirmed now, or nothing."""
-        raise NotImplementedError
+        return self.fed.why_not_send(self._order)
+
+    def typed(self) -> str:
+        return self.query_one("#word", Input).value.strip()
 
     def word_fits(self) -> bool:
         """Return True if the typed text confirms the order."""
-        raise NotImplementedError
+        return not self._order.word_is or self.typed() == self._order.word
+
+    def wrong_word(self) -> str:
+        return f"This is not {self._order.word_is}."
 
     def missing(self) -> str:
         """After Enter: why that did not sign."""
-        raise NotImplementedError
+        if not self._order.word_is:
+            return f"Enter signs nothing: {self._order.key} does."
+        if not self.word_fits():
+            return self.wrong_word()
+        fields = list(self.query(Input))
+        way = "Tab, Tab" if self.focused in fields[:-1] else "Tab"
+        return f"Enter signs nothing in a field: {way} to the button, then Enter."
 
-    def decided(self) -> ScreenResultType:
-        """Return the result that the dialog ends with."""
-        raise NotImplementedError
+    def decided(self) -> Order:
+        """Return the order that the dialog ends with."""
+        return self._order
 
     # ---- drawing -----------------------------------------------------------------------------------
 
@@ -246,6 +295,17 @@ class AskingDialog(ModalScreen[ScreenResultType]):
         else:
             self.fed.offer("confirm")
 
+    def on_key(self, event: events.Key) -> None:
+        """Only the order's own key confirms; a field takes its keys itself."""
+        if self._order.word_is:
+            return
+        if event.key == self._order.key:
+            event.stop()
+            self.fed.offer("confirm")
+        elif event.key == "enter":
+            event.stop()
+            self.entered()
+
     def action_cancel(self) -> None:
         self.dismiss(None)
 
@@ -257,169 +317,87 @@ class AskingDialog(ModalScreen[ScreenResultType]):
             self.dismiss(self.decided())
 
 
-DIGEST_TYPED_CHARACTERS = 4
 BRIEF_ROWS_MIN = 24  # below that the codes of a no take the row that names what leaves
 
 
-class ConfirmDialog(AskingDialog[Answer | None]):
-    """Ends with the answer, or with None."""
+class ConfirmDialog(OrderDialog):
+    """Asks for a yes or a no to a release.
 
-    CSS = AskingDialog.CSS.replace("AskingDialog", "ConfirmDialog")
+    Args:
+        release: as it is shown.
+        approve: a yes; else a no.
+        signer: who signs.
+        opened: ids of the findings that were opened.
+        note: what the note of a no begins with.
+    """
+
+    CSS = OrderDialog.CSS.replace("OrderDialog", "ConfirmDialog")
 
     def __init__(
         self, release: Release, *, approve: bool, signer: str, opened: Collection[str] = (), note: str = ""
     ) -> None:
-        super().__init__()
+        self._answer = approval(release) if approve else rejection(release)
+        super().__init__(self._answer, signer)
         self.note = note  # what was typed for a no, also where it was not signed: the next dialog begins with it
         self._opened = frozenset(opened)
-        self._release = release
-        self._approve = approve
-        self._signer = signer
-        self._request_id = secrets.token_hex(16)
+        self.fields = 1 if approve else 2
 
-    def compose(self) -> ComposeResult:
-        verb = "Approve" if self._approve else "Reject"
-        with Vertical(id="box") as box:
-            box.border_title = f"{verb} this release"
-            yield self.lines("what")
-            yield self.lines("ask")
-            yield TypedWord(id="word", placeholder="type it here", max_length=24)
-            if not self._approve:
-                yield TextLine(
-                    self.note, id="reason", placeholder="optional note; it stays at this site, beside the audit log",
-                    max_length=500, select_on_focus=False,
-                )  # fmt: skip
-            yield self.lines("why")
-            with Horizontal(id="buttons"):
-                yield Button(verb, id="confirm", variant="warning", disabled=True)
-                yield Button("Cancel (esc)", id="cancel")
+    def heading(self, verb: str) -> str:
+        return f"{verb} this release"
+
+    def further_fields(self) -> ComposeResult:
+        if not self._answer.approve:
+            yield TextLine(
+                self.note, id="reason", placeholder="optional note; it stays at this site, beside the audit log",
+                max_length=500, select_on_focus=False,
+            )  # fmt: skip
 
     def what(self, cells: int) -> list[Line]:
-        release = self._release
-        effect = release.consequences.approve if self._approve else release.consequences.reject
-        undone = "This cannot be undone." if self._approve else "The release cannot be brought back."
-        told = releases.brief(release, cells) if self._approve or self.app.size.height >= BRIEF_ROWS_MIN else []
+        answer, release = self._answer, self._answer.release
+        brief = answer.approve or self.app.size.height >= BRIEF_ROWS_MIN
         return [
             releases.signature_line(release),
-            *told,
-            *wrap(f"Effect: {effect or releases.NOT_TOLD}.", cells),
-            *(releases.later(release, cells) if self._approve else []),
-            *wrap(f"{undone} Signed by {self._signer}.", cells, "warn"),
+            *(releases.brief(release, cells) if brief else []),
+            *wrap(f"Effect: {answer.effect or releases.NOT_TOLD}.", cells),
+            *(releases.later(release, cells) if answer.approve else []),
+            *wrap(f"{answer.undone} Signed by {self._signer}.", cells, "warn"),
         ]
 
     def asked(self) -> list[Line]:
-        word = "the last 4 characters of the digest" if self._approve else "a reason code"
-        way = "Tab, Enter" if self._approve else "Tab, Tab, Enter"
-        ask = [line("To go on, type ", (word, "strong"), ", then ", (way, "strong"), ":")]
-        if not self._approve:
-            codes = [line((code, "accent"), f" {says}") for code, says in REJECT_CODES.items()]
-            ask += flow(codes, min(self.app.size.width, BOX_CELLS) - 4)
-        return ask
+        codes = [line((code, "accent"), f" {says}") for code, says in REJECT_CODES.items()]
+        listed = [] if self._answer.approve else flow(codes, min(self.app.size.width, BOX_CELLS) - 4)
+        return [*super().asked(), *listed]
 
     def word_fits(self) -> bool:
-        typed = self.query_one("#word", Input).value.strip()
-        if self._approve:
-            wanted = self._release.digest[-DIGEST_TYPED_CHARACTERS:]
-            return len(wanted) == DIGEST_TYPED_CHARACTERS and typed.lower() == wanted
-        return typed.upper() in REJECT_CODES
+        if not self._answer.approve:
+            return self.typed().upper() in REJECT_CODES
+        return len(self._answer.word) == DIGEST_TYPED_CHARACTERS and self.typed().lower() == self._answer.word
 
-    def why_not(self) -> str:
-        if why := self.fed.why_not(self._release, approve=self._approve):
-            return why
-        # what the daemon has found since then counts, though bytes, policy and revision are the same
-        there = self.fed.snapshot.release(self._release.id) or self._release
-        left = there.not_opened(self._opened) if self._approve else ()
-        return f"{releases.unread_text(left)}: esc, then open what was found" if left else ""
-
-    def missing(self) -> str:
-        if self.word_fits():
-            way = "Tab" if self._in_last_field() else "Tab, Tab"
-            return f"Enter signs nothing in a field: {way} to the button, then Enter."
-        if self._approve:
+    def wrong_word(self) -> str:
+        if self._answer.approve:
             return f"These are not the last {DIGEST_TYPED_CHARACTERS} characters of the digest."
         return "This is no reason code: type one of those above."
 
-    def _in_last_field(self) -> bool:
-        return self._approve or not self.query_one("#word").has_focus
+    def why_not(self) -> str:
+        if why := super().why_not():
+            return why
+        # what the daemon has found since then counts, though bytes, policy and revision are the same
+        release = self._answer.release
+        there = self.fed.snapshot.release(release.id) or release
+        left = there.not_opened(self._opened) if self._answer.approve else ()
+        return f"{releases.unread_text(left)}: esc, then open what was found" if left else ""
 
     @on(Input.Changed, "#reason")
     def _noted(self, event: Input.Changed) -> None:
         self.note = event.value
 
-    def decided(self) -> Answer:
-        code = "" if self._approve else self.query_one("#word", Input).value.strip().upper()
-        reason = "" if self._approve else note_text(self.query_one("#reason", Input).value)
-        opened = tuple(finding.id for finding in self._release.noticed) if self._approve else ()
-        return Answer(self._release, self._approve, opened, code, reason, self._request_id)
-
-
-WORD_CHARACTERS_MAX = 80
-ORDERS = ("pause", "start", "abort", "stop", "release_halt")
-
-
-class OrderDialog(AskingDialog[Order | None]):
-    """Ends with the order, or with None."""
-
-    CSS = AskingDialog.CSS.replace("AskingDialog", "OrderDialog")
-
-    def __init__(self, order: Order, signer: str) -> None:
-        super().__init__()
-        self._order = order
-        self._signer = signer
-
-    def compose(self) -> ComposeResult:
-        with Vertical(id="box") as box:
-            box.border_title = self.fed.title_of(f"{self._order.verb.capitalize()}?")
-            yield self.lines("what")
-            yield self.lines("ask")
-            if self._order.word:
-                yield TypedWord(id="word", placeholder="type it here", max_length=WORD_CHARACTERS_MAX)
-            yield self.lines("why")
-            if self._order.word:
-                with Horizontal(id="buttons"):
-                    yield Button(self._order.verb.capitalize(), id="confirm", variant="warning", disabled=True)
-                    yield Button("Cancel (esc)", id="cancel")
-
-    def what(self, cells: int) -> list[Line]:
-        order = self._order
-        return [
-            *wrap(order.about, cells, "strong"),
-            *wrap(f"Effect: {order.effect}.", cells),
-            *wrap(f"{order.undone} Signed by {self._signer}.", cells, "warn"),
-        ]
-
-    def asked(self) -> list[Line]:
-        order = self._order
-        if order.word:
-            return [line("To go on, type ", (order.word_is, "strong"), ", then ", ("Tab, Enter", "strong"), ":")]
-        return [line((order.key, "accent"), f" {order.verb}   ", ("esc", "accent"), " cancel")]
-
-    def word_fits(self) -> bool:
-        return not self._order.word or self.query_one("#word", Input).value.strip() == self._order.word
-
-    def why_not(self) -> str:
-        return self.fed.why_not_send(self._order)
-
-    def missing(self) -> str:
-        if not self._order.word:
-            return f"Enter signs nothing: {self._order.key} does."
-        if self.word_fits():
-            return "Enter signs nothing in a field: Tab to the button, then Enter."
-        return f"This is not {self._order.word_is}."
-
-    def on_key(self, event: events.Key) -> None:
-        """Only the order's own key confirms; a field takes its keys itself."""
-        if self._order.word:
-            return
-        if event.key == self._order.key:
-            event.stop()
-            self.fed.offer("confirm")
-        elif event.key == "enter":
-            event.stop()
-            self.entered()
-
     def decided(self) -> Order:
-        return self._order
+        if self._answer.approve:
+            return self._answer
+        return with_reason(self._answer, self.typed().upper(), note_text(self.query_one("#reason", Input).value))
+
+
+ORDERS = ("pause", "start", "abort", "stop", "release_halt")
 
 
 class OrderingScreen(FedScreen):
@@ -499,14 +477,14 @@ class OrderingScreen(FedScreen):
         self.redraw()
         self.fed.send(order, self.finished)
 
-    def finished(self, text: str, *, ok: bool, result: Mapping[str, Any] | None = None) -> None:
+    def finished(self, outcome: Outcome) -> None:
         """Show the daemon's answer to an order."""
         self._sending = False
-        self._result = (text, "ok" if ok else "bad", self.fed.now() + self.RESULT_SECONDS)
+        self._result = (outcome.text, "ok" if outcome.ok else "bad", self.fed.now() + self.RESULT_SECONDS)
         if self.fed.top is self:
             self.redraw()
         else:
-            self.fed.say(text)  # somebody went on meanwhile
+            self.fed.say(outcome.text)  # somebody went on meanwhile
 
     def result_lines(self, cells: int) -> list[Line]:
         """Return the result of the last order, for `notices`."""

@@ -52,41 +52,8 @@ def boot_seconds() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-def waited_seconds(came_at: float) -> float:
-    """Seconds for which an event waited to be looked at.
-
-    Args:
-        came_at: when it came, as Textual stamps its messages.
-    """
-    return max(time.monotonic() - came_at, 0.0)
-
-
 EVENTS_KEPT = 200
 NOTHING_TOLD_YET = "the daemon answers and has told nothing of its state yet"
-
-
-class _Read(Protocol):
-    """The fields of `fedsilo.control.client.Snapshot`."""
-
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def time(self) -> str: ...
-    @property
-    def policy_digest(self) -> str: ...
-    @property
-    def state(self) -> dict[str, Any]: ...
-
-
-class _Happened(Protocol):
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def time(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def fields(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -109,7 +76,7 @@ class Store:
         self._sequence = 0  # of the last reading
 
     def read(
-        self, reading: _Read, now: float, *, wall_time: float, record: Mapping[str, Any] | None = None,
+        self, reading: Reading, now: float, *, wall_time: float, record: Mapping[str, Any] | None = None,
         latency_seconds: float = 0.0,
     ) -> None:  # fmt: skip
         """Take in the daemon's state. One that has just started may have none to tell yet: what was known before stays,
@@ -140,7 +107,7 @@ class Store:
             skew_seconds=server_time - wall_time if server_time else 0.0,
         )
 
-    def happened(self, events: Iterable[_Happened]) -> None:
+    def happened(self, events: Iterable[Event]) -> None:
         for event in events:
             if event.name == "events.missed":
                 self._missed += max(whole(mapping(event.fields).get("missed")), 1)
@@ -350,7 +317,8 @@ class Waiting:
 
     def add(self, event: Event, *, counts: bool = True) -> None:
         """counts: what it pushes out is missed; of what happened before anybody looked, nothing is."""
-        queue = self._samples if is_sample(event.name) else self._others
+        is_sample = event.name in SAMPLES or event.name.startswith(SAMPLE_PREFIX)
+        queue = self._samples if is_sample else self._others
         with self._lock:
             self._dropped += counts and len(queue) == queue.maxlen
             queue.append(event)
@@ -367,10 +335,6 @@ class Waiting:
             first = events[0]
             events.insert(0, replace(first, name=EVENTS_MISSED, fields={"missed": dropped}))
         return events
-
-
-def is_sample(name: str) -> bool:
-    return name in SAMPLES or name.startswith(SAMPLE_PREFIX)
 
 
 def _named(error: Exception) -> str:
@@ -517,7 +481,7 @@ def unlock(certificate: Path, key: Path, now: datetime | None = None) -> Person:
     return Person(identity.name, Operator(identity.domain, certificate, key))
 
 
-class Hand:
+class Signer:
     """Signs and gives commands; it may wait, so it is called from a worker thread."""
 
     def __init__(self, socket: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who may change something at this console, and when: the lock, keys typed alone, and the signing of a decision.
+"""Who may change something at this console, and when: the lock, keys typed alone, and the signing of an order.
 
 It is locked until somebody unlocks it, and locks itself after 15 idle minutes. What is sent is signed with the person's
 own key for this one request; the daemon verifies certificate, signature, expiry, role and request id (threat T36). A
@@ -16,19 +16,17 @@ comes in, and for a key that is when it was pressed: a busy console looks at a p
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from console.feed import Person, unlock
+from console.feed import Person, Signer, unlock
+from console.orders import Order
 from fedsilo.control.client import COMMAND_VALID_SECONDS
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, UnreachableError
-from fedsilo.views.approvals import came_to
 from fedsilo.views.overview import Lock
-from fedsilo.views.state import Release, Snapshot, why_not_answer
 
 INERT_SECONDS = 0.4
 BURST_SECONDS = 0.04
@@ -81,14 +79,6 @@ class KeyGate:
 IDLE_LOCK_SECONDS = 15 * 60.0
 
 
-class Signer(Protocol):
-    """Sends a signed command to the daemon; `console.feed.Hand` is one."""
-
-    def carry_out(
-        self, person: Person, name: str, arguments: Mapping[str, Any], request_id: str
-    ) -> Mapping[str, Any]: ...
-
-
 @dataclass(frozen=True)
 class KeyFiles:
     """The operator's certificate and key; who has them may unlock."""
@@ -97,27 +87,10 @@ class KeyFiles:
     key: Path
 
 
-class Decision(Protocol):
-    """What a person decided on what was shown, such as an answer or an order; given twice it has the same id."""
-
-    @property
-    def command(self) -> str:
-        """Return the name of its command in the control API."""
-
-    @property
-    def request_id(self) -> str: ...
-
-    def arguments(self) -> Mapping[str, Any]: ...
-
-    def why_not(self, snapshot: Snapshot, person: str, now: float) -> str:
-        """Why it cannot be given now, or nothing; asked when the dialog opens, while it is open, and at the end."""
-
-    def told(self, person: str, result: Mapping[str, Any]) -> str:
-        """Return the result as a sentence for people."""
-
-
 @dataclass(frozen=True)
 class Outcome:
+    """What came of an order: a sentence for people, whether the daemon took it, and what it answered."""
+
     text: str
     ok: bool
     result: Mapping[str, Any] = field(default_factory=dict)
@@ -191,21 +164,21 @@ class Signing:
 
     # ---- giving ------------------------------------------------------------------------------------
 
-    def carry_out(self, decision: Decision, person: Person) -> Outcome:
+    def carry_out(self, order: Order, person: Person) -> Outcome:
         """Sign it and wait for the daemon. For a worker thread; one at a time."""
         if self.signer is None:
             return Outcome("this console is read-only", ok=False)
-        arguments = decision.arguments()
-        same = json.dumps([person.name, decision.command, dict(arguments)], sort_keys=True)
+        arguments = order.arguments()
+        same = json.dumps([person.name, order.command, dict(arguments)], sort_keys=True)
         before, request_id, until = self._unsure
         again = before == same and self.clock() < until
-        request_id = request_id if again else decision.request_id
+        request_id = request_id if again else order.request_id
         # the daemon answers a repetition with its first answer, so a second one under this id changes nothing
         unsure = (same, request_id, until if again else self.clock() + COMMAND_VALID_SECONDS)
         self._unsure = ("", "", 0.0)
         try:
-            result = self.signer.carry_out(person, decision.command, arguments, request_id)
-            return Outcome(decision.told(person.name, result), ok=True, result=result)
+            result = self.signer.carry_out(person, order.command, arguments, request_id)
+            return Outcome(order.told(person.name, result), ok=True, result=result)
         except UnreachableError as error:
             why = error.message
         except FedSiloError as error:
@@ -220,59 +193,3 @@ def _of_elsewhere(person: Person, site: str) -> str:
     """Why this person cannot sign at a site, or nothing."""
     home = person.operator.site
     return f"{person.name} is a person of {home}, not of this site" if home != site else ""
-
-
-def record_text(result: Mapping[str, Any]) -> str:
-    """Return where the daemon's audit log has the command; empty where the daemon does not say, since the log's size
-    names another record as soon as anything else was written."""
-    number = result.get("record")
-    return "" if number is None else f", audit record {number}"
-
-
-def why_not_release(release: Release, snapshot: Snapshot, person: str, now: float, *, approve: bool) -> str:
-    """Why somebody who may sign cannot answer this release now, or nothing."""
-    if approve and person in release.given:
-        return f"{person} approved it already; nobody counts twice"
-    return why_not_answer(release, snapshot, now, approve=approve)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A person's answer to what the screen showed. Sending it twice uses the same request id."""
-
-    release: Release
-    approve: bool
-    acknowledged: tuple[str, ...] = ()  # ids of the findings that were opened
-    reason_code: str = ""
-    reason: str = ""
-    request_id: str = field(default_factory=lambda: secrets.token_hex(16))
-
-    @property
-    def command(self) -> str:
-        return "approvals.approve" if self.approve else "approvals.reject"
-
-    def arguments(self) -> Mapping[str, Any]:
-        """Bound to the exact bytes, the policy and the revision that were shown; a yes to all facts that were."""
-        shown = {
-            "release": self.release.id,
-            "digest": self.release.digest,
-            "policy_digest": self.release.policy.digest,
-            "revision": self.release.revision,
-        }
-        opened = {"acknowledged": list(self.acknowledged)} if self.acknowledged else {}
-        return (
-            shown | opened | {"shown": self.release.shown}
-            if self.approve
-            else shown | {"reason_code": self.reason_code, "reason": self.reason}
-        )
-
-    def why_not(self, snapshot: Snapshot, person: str, now: float) -> str:
-        return why_not_release(self.release, snapshot, person, now, approve=self.approve)
-
-    def told(self, person: str, result: Mapping[str, Any]) -> str:
-        record = record_text(result)
-        if not self.approve:
-            return f"rejected by {person} ({self.reason_code}){record}"
-        given = result.get("given")
-        count = f" {len(given)} of {result.get('needed')} approvals;" if isinstance(given, list) else ""
-        return f"approved by {person};{count} now {came_to(result.get('state'))}{record}"

@@ -1,5 +1,4 @@
-"""Orders to a daemon from the console: to a run or a silo, about a kind that is halted, and around a held release
-without answering it.
+"""Orders to a daemon from the console: to a run or a silo, about a kind that is halted, and about a held release.
 
 An order is made from what is shown and says what it is about, what it does, and how it is undone; `order_of` makes the
 same one again while nothing of that has changed, and that is asked until it is signed. What ends something or lets
@@ -14,12 +13,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from console.lock import record_text
 from fedsilo.control.answers import Halt, RunRow
+from fedsilo.views.approvals import came_to
 from fedsilo.views.lines import duration_text
 from fedsilo.views.overview import EQUIVOCATION_KIND
 from fedsilo.views.state import (
@@ -51,8 +50,8 @@ class Order:
         ended: what the daemon did then, such as "paused".
         bound: arguments of the command, all that the order is bound to.
         key: in lower case, confirms it; empty where a word is typed.
-        word: what is typed; empty where a key confirms.
-        word_is: what the word is, without telling it.
+        word: what is typed; empty where a key confirms, or where one of several words does.
+        word_is: what the word is, without telling it; empty where a key confirms.
         given: who gave the same already, where several have to.
     """
 
@@ -93,6 +92,13 @@ class Order:
             count = len(given) if isinstance(given, list) else 0
             ended = f"still halted, {count} of {result.get('needed')} approved its release"
         return f"{self.about.partition(',')[0]}: {ended}, by {person}{record_text(result)}"
+
+
+def record_text(result: Mapping[str, Any]) -> str:
+    """Return where the daemon's audit log has the command; empty where the daemon does not say, since the log's size
+    names another record as soon as anything else was written."""
+    number = result.get("record")
+    return "" if number is None else f", audit record {number}"
 
 
 def order_of(action: str, snapshot: Snapshot, *, kind: str = "") -> Order | str:
@@ -239,6 +245,7 @@ _AT_SILO: Mapping[str, Callable[[Snapshot, str], Order | str]] = {
 }  # fmt: skip
 
 
+DIGEST_TYPED_CHARACTERS = 4
 MINUTES: Mapping[str, int] = {"1": 10, "2": 30, "3": 120}  # by the key that chooses them
 _MINUTE_SECONDS = 60.0
 SECONDS_MAX = 253_402_300_799  # the last second of the year 9999, beyond which `datetime` has none
@@ -248,11 +255,9 @@ SECONDS_MAX = 253_402_300_799  # the last second of the year 9999, beyond which 
 class ReleaseOrder(Order):
     """An order about one held release, as it was shown."""
 
-    release: Release | None = None
+    release: Release = field(kw_only=True)
 
     def why_not(self, snapshot: Snapshot, person: str, now: float) -> str:
-        if self.release is None:
-            return "there is no release"
         return why_not_answer(self.release, snapshot, now, approve=False)
 
 
@@ -264,7 +269,7 @@ class Deferral(ReleaseOrder):
         until, time = number(self.bound.get("until_seconds")), snapshot.server_now(now)
         if until <= time:
             return "that time is over; choose again"
-        if self.release is not None and until >= self.release.expires_at:
+        if until >= self.release.expires_at:
             left = duration_text(self.release.expires_at - time)
             return f"it expires before that, in {left}: choose a shorter time, or answer it"
         return ""
@@ -278,6 +283,56 @@ class Deferral(ReleaseOrder):
 class PayloadReading(ReleaseOrder):
     def told(self, person: str, result: Mapping[str, Any]) -> str:
         return f"read by {person}{record_text(result)}"
+
+
+@dataclass(frozen=True)
+class ReleaseAnswer(ReleaseOrder):
+    """A yes or a no to what the screen showed. Sending it twice uses the same request id."""
+
+    approve: bool = field(kw_only=True)
+
+    def why_not(self, snapshot: Snapshot, person: str, now: float) -> str:
+        return why_not_release(self.release, snapshot, person, now, approve=self.approve)
+
+    def told(self, person: str, result: Mapping[str, Any]) -> str:
+        record = record_text(result)
+        if not self.approve:
+            return f"rejected by {person} ({self.bound['reason_code']}){record}"
+        given = result.get("given")
+        count = f" {len(given)} of {result.get('needed')} approvals;" if isinstance(given, list) else ""
+        return f"approved by {person};{count} now {came_to(result.get('state'))}{record}"
+
+
+def why_not_release(release: Release, snapshot: Snapshot, person: str, now: float, *, approve: bool) -> str:
+    """Why somebody who may sign cannot answer this release now, or nothing."""
+    if approve and person in release.given:
+        return f"{person} approved it already; nobody counts twice"
+    return why_not_answer(release, snapshot, now, approve=approve)
+
+
+def approval(release: Release) -> ReleaseAnswer:
+    """Return a yes: bound to the exact bytes, policy and revision, and to all facts that were shown."""
+    opened = [finding.id for finding in release.noticed]
+    return ReleaseAnswer(
+        "approve", "approvals.approve", release.id, release.consequences.approve, "This cannot be undone.", "approve",
+        "approved", _shown(release) | ({"acknowledged": opened} if opened else {}) | {"shown": release.shown},
+        word=release.digest[-DIGEST_TYPED_CHARACTERS:], word_is="the last 4 characters of the digest",
+        release=release, approve=True,
+    )  # fmt: skip
+
+
+def rejection(release: Release) -> ReleaseAnswer:
+    """Return a no, whose reason a person gives yet (`with_reason`)."""
+    return ReleaseAnswer(
+        "reject", "approvals.reject", release.id, release.consequences.reject,
+        "The release cannot be brought back.", "reject", "rejected", _shown(release), word_is="a reason code",
+        release=release, approve=False,
+    )  # fmt: skip
+
+
+def with_reason(answer: ReleaseAnswer, code: str, note: str) -> ReleaseAnswer:
+    """Return a no with its reason; bound to the bytes, policy and revision that were shown, as before."""
+    return replace(answer, bound={**answer.bound, "reason_code": code, "reason": note})
 
 
 def deferral(release: Release, minutes: int, time: float) -> Deferral:

@@ -82,13 +82,13 @@ async def answered_at(site: Site) -> dict[str, str]:
     from console.app import FedConsole
     from console.base import Arrived
     from console.dialogs import ConfirmDialog
-    from console.feed import Feed, Hand, connect_to
+    from console.feed import Feed, Signer, connect_to
     from console.lock import KeyFiles
     from console.screens.approval import ApprovalScreen
 
     identities = site.folder / "id"
     app = FedConsole(
-        signer=Hand(site.control_socket),
+        signer=Signer(site.control_socket),
         key_files=KeyFiles(identities / f"{PERSON}.crt", identities / f"{PERSON}.key"),
         site=site.name,
         waits_for=site.control_socket.name,

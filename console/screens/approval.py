@@ -19,7 +19,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from console.actions import Context, title_of
 from console.base import Lines, ScrolledScreen, TextDialog
 from console.dialogs import ConfirmDialog, DeferDialog, OrderDialog
-from console.lock import Answer
+from console.lock import Outcome
 from console.orders import Order, PayloadReading, choices, payload_reading
 from console.screens.approvals import HistoryScreen
 from fedsilo.control.answers import Comparison, HeldPayload, read
@@ -358,10 +358,10 @@ class ApprovalScreen(ScrolledScreen):
             note="" if approve else self._note,
         )  # fmt: skip
 
-        def answered(answer: Answer | None) -> None:
+        def answered(answer: Order | None) -> None:
             if not approve:
                 self._note = dialog.note
-            self._answered(answer)
+            self._answered(answer, "approving…" if approve else "rejecting…")
 
         self.app.push_screen(dialog, answered)
 
@@ -375,51 +375,41 @@ class ApprovalScreen(ScrolledScreen):
         reads = isinstance(order, PayloadReading)
         self._result = line(("asking for the payload…" if reads else "putting it off…", "warn"))
         self.redraw()
-        self.fed.send(order, self._read if reads else self._put_off)
+        self.fed.send(order, self._carried_out)
 
-    def _put_off(self, text: str, *, ok: bool, result: Mapping[str, Any] | None = None) -> None:
-        self._told(text, ok=ok)
-
-    def _read(self, text: str, *, ok: bool, result: Mapping[str, Any] | None = None) -> None:
-        """The daemon recorded it, and gave a ticket for one look."""
-        self._told(text, ok=ok)
-        ticket = text_of((result or {}).get("ticket"))
-        if ok and ticket and self.fed.screen is self:
+    def _carried_out(self, outcome: Outcome) -> None:
+        """Show what came of an order that answers nothing; for a reading, the daemon gave a ticket for one look."""
+        self._show(outcome)
+        ticket = text_of(outcome.result.get("ticket"))
+        if outcome.ok and ticket and self.fed.screen is self:
             self.fed.open_below(PayloadScreen(self.shown, ticket))
 
-    def _told(self, text: str, *, ok: bool) -> None:
-        """Show the result of something that answers nothing: the release still has to be answered."""
+    def _show(self, outcome: Outcome) -> None:
         self._busy = False
-        self._result = line((text, "ok" if ok else "bad"))
+        self._result = line((outcome.text, "ok" if outcome.ok else "bad"))
         if self.is_mounted:
             self.redraw()
         else:
-            self.fed.say(f"{self.shown.id}: {text}")  # somebody went on meanwhile
+            self.fed.say(f"{self.shown.id}: {outcome.text}")  # somebody went on meanwhile
 
-    def _answered(self, answer: Answer | None) -> None:
+    def _answered(self, answer: Order | None, doing: str) -> None:
         if answer is None:
             self.fed.say("cancelled: nothing was answered" + ("; R has your note still" if self._note else ""))
             return
         self._busy = True
-        # of the answer, not of the release: a no sends nothing
-        self._result = line(("approving…" if answer.approve else "rejecting…", "warn"))
+        self._result = line((doing, "warn"))  # of the answer, not of the release: a no sends nothing
         self.redraw()
         self.fed.send(answer, self.finished)
 
-    def finished(self, text: str, *, ok: bool, result: Mapping[str, Any] | None = None) -> None:
+    def finished(self, outcome: Outcome) -> None:
         """Show the daemon's answer and keep it on the screen; the facts are from now on those after the answer."""
-        self._busy = False
-        self._settled = ok
-        state = text_of((result or {}).get("state"))
-        if ok and state and state != "held":
-            people = (result or {}).get("given")
+        self._settled = outcome.ok
+        state = text_of(outcome.result.get("state"))
+        if outcome.ok and state and state != "held":
+            people = outcome.result.get("given")
             given = tuple(map(text_of, people)) if isinstance(people, list) else self.shown.given
             self.shown = ended(self.shown, state, given, self.daemon_now)
-        self._result = line((text, "ok" if ok else "bad"))
-        if self.is_mounted:
-            self.redraw()
-        else:
-            self.fed.say(f"{self.shown.id}: {text}")  # somebody went on meanwhile
+        self._show(outcome)
 
     # ---- reading -----------------------------------------------------------------------------------
 

@@ -173,11 +173,11 @@ def open_console(
     need_terminal()
     from console.app import FedConsole
     from console.base import LEAVING
-    from console.feed import Hand, connect_to
+    from console.feed import Signer, connect_to
     from console.lock import KeyFiles
 
     console = FedConsole(
-        signer=Hand(socket),
+        signer=Signer(socket),
         key_files=KeyFiles(certificate, key) if certificate is not None and key is not None else None,
         site=site,
         waits_for=str(socket),
@@ -310,7 +310,7 @@ def _origins(theme: str, *, ascii_only: bool, read_only: bool, no_mouse: bool = 
 
 def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: bool, **options: Any) -> None:
     from console.app import Attachment, ContextConsole
-    from console.feed import Hand, connect_to
+    from console.feed import Signer, connect_to
     from console.lock import KeyFiles
 
     attachments = []
@@ -323,7 +323,7 @@ def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: 
                 connect_to(entry.socket),
                 str(entry.socket),
                 entry.site,
-                None if read_only else Hand(entry.socket),
+                None if read_only else Signer(entry.socket),
                 key_files,
             )
         )
@@ -336,13 +336,13 @@ def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: 
 def _open(watched: _Watched, files: Files, *, read_only: bool, **options: Any) -> None:
     certificate, key = files
     from console.app import FedConsole
-    from console.feed import Hand
+    from console.feed import Signer
     from console.lock import KeyFiles
 
     console = FedConsole(
         banner=watched.banner,
         replay=watched.replay,
-        signer=None if read_only or watched.socket is None else Hand(watched.socket),
+        signer=None if read_only or watched.socket is None else Signer(watched.socket),
         key_files=KeyFiles(certificate, key) if certificate is not None and key is not None else None,
         site=watched.site,
         waits_for=watched.name,

@@ -20,7 +20,7 @@ from benchmarks.release_site import DeskSource
 from console.actions import ACTIONS
 from console.app import FedConsole
 from console.base import TextDialog, drawable
-from console.dialogs import TYPED_SECONDS_MIN, AskingDialog, ConfirmDialog, DeferDialog, OrderDialog
+from console.dialogs import TYPED_SECONDS_MIN, ConfirmDialog, DeferDialog, OrderDialog
 from console.feed import Person, Store
 from console.lock import BURST, IDLE_LOCK_SECONDS, KeyFiles, KeyGate, Signing
 from console.screens.approval import ApprovalScreen, ComparisonScreen, PayloadScreen
@@ -252,7 +252,7 @@ async def test_a_dialog_is_never_seen_without_its_effect(key: str, monkeypatch: 
 
     def kept(screen: Any) -> None:
         drawn(screen)
-        if isinstance(screen, AskingDialog):
+        if isinstance(screen, OrderDialog):
             frames.append("\n".join("".join(part.text for part in row) for row in strips(screen)))
 
     monkeypatch.setattr(Screen, "_compositor_refresh", kept)

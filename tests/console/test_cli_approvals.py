@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import release_site
-from console.lock import Answer
+from console.orders import approval
 from fedsilo.cli import approvals as cli_approvals
 from fedsilo.cli.approvals import UNREAD
 from fedsilo.protocol.clocks import utc
@@ -94,7 +94,7 @@ def test_T36_what_waits_in_the_outbox_after_the_last_yes_is_not_called_sent(answ
     answering.approve = lambda command: answer  # type: ignore[method-assign]
     proof = (HELD, *PROOF, "--expect-shown", SHOWN, *ALICE)
     status, text = printed(APP, "approve", *proof)
-    in_console = Answer(release_of(release()), approve=True).told("alice", answer)
+    in_console = approval(release_of(release())).told("alice", answer)
     for each in (text, in_console):
         assert status == 0 and ("sent" in each, "outbox" in each) == (state == "sent", state == "waits")
     assert run(APP, "approve", *proof)[1]["data"]["state"] == state

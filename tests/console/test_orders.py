@@ -12,8 +12,8 @@ from textual.widgets import Button, Input
 
 from console.dialogs import OrderDialog
 from console.feed import Person
-from console.lock import Outcome, Signing, record_text
-from console.orders import Order, clock_text, deferral, order_of
+from console.lock import Outcome, Signing
+from console.orders import Order, clock_text, deferral, order_of, record_text
 from console.screens.overview import OverviewScreen
 from fedsilo.control.client import Operator
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, UnreachableError
@@ -210,7 +210,7 @@ async def test_P_then_p_pauses_the_run_and_says_where_it_is_recorded() -> None:
             slow.setattr(desk.app, "send", lambda order, finished: sending.append(finished))
             await desk.sends("P", "p")
             assert overview.order_for("abort") == "an order is on its way"
-        sending[0]("run run-1: paused", ok=True)
+        sending[0](Outcome("run run-1: paused", ok=True))
         assert isinstance(overview.order_for("abort"), Order)
         await desk.wait(61.0)
         await desk.show(at_coordinator())

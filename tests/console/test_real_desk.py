@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from console.feed import Feed, Hand, connect_to, unlock
+from console.feed import Feed, Signer, connect_to, unlock
 from fedsilo.control.client import ControlClient
 from fedsilo.control.socket_server import ControlSocket
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, UnreachableError
@@ -48,7 +48,7 @@ def test_the_feed_reads_follows_and_says_when_the_daemon_is_gone(site: Site) -> 
 
 
 def test_T36_an_answer_is_signed_by_a_person_with_the_role_over_what_was_shown(site: Site) -> None:
-    hand = Hand(site.socket)
+    hand = Signer(site.socket)
     alice, bob = (unlock(*site.person(name)).ordering("cardio-net") for name in ("alice", "bob"))
     with pytest.raises(ConflictError) as stale:
         hand.carry_out(alice, "approvals.approve", SHOWN | {"digest": "0" * 64}, "request-0002")

@@ -20,7 +20,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, CookieJar, WSMsgType
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-from console.feed import Hand, unlock
+from console.feed import Signer, unlock
 from console.serving import MESSAGE_BYTES_MAX, TYPED_BYTES_MAX, ConsoleServer, Serving, serving
 from fedsilo.cli.console import console_command, console_environment, program
 from tests.console.commands import Site
@@ -234,7 +234,7 @@ async def test_T36_a_browser_looks_and_cannot_answer(site: Site) -> None:
         await until(lambda: not runs(console))
         assert told == []
     # with a key and without a browser it can be answered
-    Hand(site.socket).carry_out(
+    Signer(site.socket).carry_out(
         unlock(*site.person("alice")).ordering("cardio-net"), "approvals.approve", arguments, "request-0001"
     )
     assert len(site.approved) == 1

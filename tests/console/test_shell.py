@@ -12,7 +12,7 @@ from textual.widgets import Input
 from console.actions import ACTIONS, JSON_LINES_MAX, actions_on, json_lines, title_of
 from console.app import FedConsole
 from console.base import TextDialog, TooSmall
-from console.dialogs import AskingDialog, ChooseDialog, ConfirmDialog, by_letters, things_to_do
+from console.dialogs import ChooseDialog, ConfirmDialog, OrderDialog, by_letters, things_to_do
 from console.screens.approval import ApprovalScreen
 from console.screens.overview import OverviewScreen
 from fedsilo.views.conditions import answer_lines, denied_lines, empty_lines, refused_lines
@@ -283,7 +283,7 @@ async def test_a_dialog_without_room_is_covered_takes_no_key_and_stands_there_ag
     async with console(SMALL) as desk:
         await open_dialog(desk, dialog)
         asked = desk.app.screen
-        assert isinstance(asked, AskingDialog | TextDialog | ChooseDialog)
+        assert isinstance(asked, OrderDialog | TextDialog | ChooseDialog)
         if dialog == "A":
             await type_word(desk, DIGEST[-4:-1])
         await resized(desk, size)
