@@ -3,41 +3,31 @@ committed round drifted apart.
 
 The master is float32 whatever the wire dtype, uploads are deltas against it, and they are combined in roster order,
 because float addition is not associative. Held at a time are a tile of each upload, at most `TILES_ELEMENTS` together,
-what combining them takes, and `WRITTEN_BEHIND` tiles of the result. What a round fixes is in no upload and is copied
-from master to master byte for byte.
+and what combining them takes. What a round fixes is in no upload and is copied from master to master byte for byte.
 
 The drift is a note of the run record, read from the uploads that were averaged, one module at a time. The
 figures are the coordinator's own, which has every upload anyway: they tell a reader of the run record how much two
-silos' updates differ, and nothing of a single one. No message waits for it: a round is committed without, and
-`DriftNotes` works it out, one round after the other, while the driver's lock is free. What a stop or a kill left over
-is taken up at the next start. What is left when a run ends, as a rule its last round's, is worked out for its record,
-which is signed at once: there the lock is held, and other runs of this coordinator wait for about a second where 16
-silos sent 70 MB each. Of a model with many modules, `MODULES_MAX` are read, the same in every round: those whose names
-have the smallest SHA-256, so no kind or depth is preferred. Distances are then scaled to all modules; the note says of
-how many they are.
+silos' updates differ, and nothing of a single one. It is noted as the round is committed, under the driver's lock:
+other runs of this coordinator wait for about a second where 16 silos sent 70 MB each. Of a model with many modules,
+`MODULES_MAX` are read, the same in every round: those whose names have the smallest SHA-256, so no kind or depth is
+preferred. Distances are then scaled to all modules; the note says of how many they are.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import logging
 import math
 import os
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
-from sqlalchemy.orm import Session
 
 from coordinator.blobs import AnyPayload, Blobs, FilePayload
-from coordinator.store import Store
 from fedsilo.files.adapter_folder import CONFIG, WEIGHTS, adapter_config, adapter_pieces, name_in_folder
 from fedsilo.files.durable import fsync_directory, write_durably
 from fedsilo.protocol._generated import federation_pb2 as pb
@@ -50,7 +40,7 @@ from fedsilo.protocol.codec import (
     factors_start,
     sha256_hex,
 )
-from fedsilo.protocol.errors import FedSiloError, OperationError
+from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.factors import DriftSums, Fixed, FrozenDigest, Pair, initial_factors, is_fixed, is_shift
 from fedsilo.protocol.products import l2_of
 from policies.schema import LoraSchema
@@ -58,7 +48,6 @@ from policies.schema import LoraSchema
 TILE_ELEMENTS = 1 << 17  # at most, of each upload: 512 KiB, which takes no longer than more at a time
 TILES_ELEMENTS = 1 << 21  # at most, of all uploads together: 8 MiB
 SUMMED_ELEMENTS = 1 << 16  # in float64 half a MiB, which stays in the processor's cache
-WRITTEN_BEHIND = 2  # tiles of a new master that are combined, and not yet hashed and written
 
 
 class AggregateRefusedError(OperationError):
@@ -142,13 +131,11 @@ def aggregate(
     *,
     fixed: Fixed = "none",
     tile_elements: int | None = None,
-    norm: L2Sum | None = None,
     state: ServerState | None = None,
 ) -> FilePayload:
     """Combine the uploads, and keep the result under its digest: the next master, or one silo's own result.
 
-    A tile goes over the ends of tensors, which are many and small. While one is combined, those before are hashed and
-    written.
+    A tile goes over the ends of tensors, which are many and small.
 
     Args:
         blobs: where the result is kept.
@@ -157,7 +144,6 @@ def aggregate(
         how: of the method.
         fixed: what the round neither trains nor sends; the uploads hold exactly the other tensors.
         tile_elements: n at most; the result does not depend on it. By default what the constants of this module say.
-        norm: takes in the result's values, those of a shift of the base aside, which are two factors of one product.
         state: where `how` keeps some; takes in what is left, which is durable when this returns.
 
     Raises:
@@ -188,9 +174,6 @@ def aggregate(
     else:
         result = _as_wholes(base if how.master else None, readers, how, fixed)
         _set_tensors(header, {name: np.shape(result[name]) for name in sorted(result)})
-        for name in sorted(result):
-            if norm is not None and not is_shift(name):
-                norm.add(result[name].reshape(-1))
         tiles = ((canonical_values(result[name]).reshape(-1),) for name in sorted(result))
     with ExitStack() as stack:
         spool, beside = stack.enter_context(blobs.spool()), None
@@ -200,26 +183,10 @@ def aggregate(
             _set_tensors(header, {name: (*shape, how.state) for name, shape in shapes})
             header.base_digest = base_digest
             beside.write(factors_start(header))
-
-        def write(values: Array, *state_values: Array) -> None:
+        for values, *state_values in tiles:
             spool.write(values.astype("<f4", copy=False).data)
-            if norm is not None and isinstance(how, ElementWise):
-                norm.add(values)
             if state_values and beside is not None:
                 beside.write(np.stack(state_values, axis=-1).astype("<f4", copy=False).data)
-
-        behind, waiting = stack.enter_context(ThreadPoolExecutor(1)), deque[Future[None]]()
-        for tile in tiles:
-            while len(waiting) >= WRITTEN_BEHIND:
-                waiting.popleft().result()
-            try:
-                waiting.append(behind.submit(write, *tile))
-            except RuntimeError:  # no thread is to be had, or this process ends: written here, behind those before
-                while waiting:
-                    waiting.popleft().result()
-                write(*tile)
-        while waiting:
-            waiting.popleft().result()
         if state is not None and beside is not None:
             state.after = blobs.keep(beside.finish())
         return blobs.keep(spool.finish())
@@ -295,38 +262,17 @@ def _place_of(places: Sequence[TensorPlace], element: int) -> TensorPlace:
     return next(place for place, end in zip(places, ends, strict=True) if element < end)
 
 
-class L2Sum:
-    """L2 norm of what was added, accumulated in float64; in whatever pieces it came, the same number."""
-
-    def __init__(self) -> None:
-        self._squares = 0.0
-        self._room, self._filled = np.empty(SUMMED_ELEMENTS), 0
-
-    def add(self, values: Array) -> None:
-        start = 0
-        while start < values.size:
-            count = min(values.size - start, self._room.size - self._filled)
-            self._room[self._filled : self._filled + count] = values[start : start + count]
-            start, self._filled = start + count, self._filled + count
-            if self._filled == self._room.size:
-                self._squares, self._filled = self._squares + self._rest(), 0
-
-    def _rest(self) -> float:
-        filled = self._room[: self._filled]
-        return float(np.dot(filled, filled))
-
-    @property
-    def norm(self) -> float:
-        return float(np.sqrt(self._squares + self._rest()))
-
-
 def l2_norm(payload: AnyPayload) -> float:
-    """L2 norm over all tensors but a shift's, one tile at a time."""
-    reader, total = read_factors(payload), L2Sum()
-    for place in reader.places:
-        for start in range(0, 0 if is_shift(place.name) else place.elements, TILE_ELEMENTS):
-            total.add(reader.tile(place, start, min(start + TILE_ELEMENTS, place.elements)))
-    return total.norm
+    """L2 norm, in float64, over all tensors but those of a base's shift, which are two factors of one product."""
+    reader, squares = read_factors(payload), 0.0
+    for is_left_out, group in itertools.groupby(reader.places, lambda place: is_shift(place.name)):
+        places = list(group)  # which lie one behind the other
+        elements = 0 if is_left_out else sum(place.elements for place in places)
+        for start in range(0, elements, SUMMED_ELEMENTS):
+            stop = min(start + SUMMED_ELEMENTS, elements)
+            values = reader.tile(places[0], start, stop).astype(np.float64)
+            squares += float(np.dot(values, values))
+    return math.sqrt(squares)
 
 
 class PeftFactors(Mapping[str, Array]):
@@ -419,91 +365,6 @@ def write_peft_folder(folder: Path, adapter: AnyPayload, schema: LoraSchema, bas
 NAME = "drift"
 MODULES_MAX = 28  # of all 196 of a 28-layer model it took a quarter of a round's time here with 4 silos, half with 16
 DIGITS = 6  # that mean something
-log = logging.getLogger("fedsilo.coordinator")
-
-
-@dataclass(frozen=True)
-class Undrifted:
-    """A committed round whose drift is not noted yet. uploads: digests, in the order of the silos."""
-
-    run: str
-    round: int
-    silos: tuple[str, ...]
-    base_digest: str
-    uploads: tuple[str, ...]
-
-    def note(self, blobs: Blobs) -> dict[str, Any] | None:
-        """Fields of the note; None where a payload cannot be read, which is told: the round stands without it."""
-        try:
-            payloads = [blobs.get(digest) for digest in (self.base_digest, *self.uploads)]
-            note = drift_note(self.silos, payloads[0], payloads[1:])
-            for payload in payloads:  # averaged, and the adapter before the newest: this was their last reader
-                payload.leave_memory()
-            return note
-        except (FedSiloError, OSError, ValueError) as error:  # the disk's, too: read_at passes them on
-            place = {"run": self.run, "round": self.round}
-            log.warning("run %s round %d: its drift cannot be told: %s", self.run, self.round, error, extra=place)
-            return None
-
-
-class Noting(Protocol):
-    """A run, as `runs.ActiveRun` is one."""
-
-    undrifted: tuple[Undrifted, ...]
-
-    def note_drift(self, session: Session, due: Undrifted, fields: Mapping[str, Any] | None) -> None: ...
-
-
-class DriftNotes:
-    """Computes how far apart the updates of a round were, on a thread of its own.
-
-    Args:
-        runs: those that have not ended, by name.
-        changed: the driver's lock; notified when something changed.
-        is_over: whether the coordinator stops; what is left over then is taken up at the next start.
-        halt: called with what the database has against a note.
-    """
-
-    def __init__(
-        self,
-        blobs: Blobs,
-        store: Store,
-        runs: Mapping[str, Noting],
-        changed: threading.Condition,
-        is_over: Callable[[], bool],
-        halt: Callable[[OperationError], None],
-    ) -> None:
-        self._blobs = blobs
-        self._store = store
-        self._runs = runs
-        self._changed = changed
-        self._is_over = is_over
-        self._halt = halt
-
-    def keep_noting(self) -> None:
-        """Note what is committed until the coordinator stops, in a thread of its own."""
-        while not self._is_over():
-            if not self.note():
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_over() or self._next() is not None)
-
-    def note(self) -> bool:
-        """Note the drift of one committed round. False: there is none."""
-        with self._changed:
-            due = self._next()
-        if due is None:
-            return False
-        fields = due.note(self._blobs)
-        try:
-            with self._changed, self._store.transaction() as session:
-                if (run := self._runs.get(due.run)) is not None and not self._is_over():
-                    run.note_drift(session, due, fields)
-        except OperationError as error:
-            self._halt(error)
-        return True
-
-    def _next(self) -> Undrifted | None:
-        return next((each for run in self._runs.values() for each in run.undrifted), None)
 
 
 def drift_note(silos: Sequence[str], master: AnyPayload, uploads: Sequence[AnyPayload]) -> dict[str, Any]:

@@ -581,7 +581,7 @@ class Submissions:
         adapter = self._first_adapter(plan)
         row.plan, row.base_digest, row.adapter_digest = plan.canonical(), adapter.digest, adapter.digest
         session.flush()
-        self.driver.add_run(session, ActiveRun(plan, self.driver.around))
+        self.driver.add_run(session, plan)
         self.driver.changing().notify_all()
 
     def _first_adapter(self, plan: Plan) -> FilePayload:

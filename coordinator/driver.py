@@ -36,32 +36,29 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Row, delete, select
 from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
 from coordinator import outbox
 from coordinator import store as db
-from coordinator.aggregate import DriftNotes, l2_norm
+from coordinator.aggregate import l2_norm
 from coordinator.blobs import AnyPayload, Blobs, BytesPayload
 from coordinator.ingress import (
     SILENT_SECONDS,
     Arrived,
-    Ingress,
     OpenPlace,
     Ruling,
     check_hello,
     check_kept,
-    facts_as_fields,
     hello_as_fields,
     standing,
 )
-from coordinator.outbox import Replies, Reply
-from coordinator.runs import ActiveRun, Agreements, Surroundings, stored_life
+from coordinator.outbox import Reply
+from coordinator.runs import ActiveRun, Agreements, Dependencies, stored_life
 from coordinator.witnessing import Relay
 from fedsilo.audit import polls
 from fedsilo.audit.checkpoint import Checkpoint
@@ -74,7 +71,7 @@ from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError,
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.method import DeadlinePassed, SiloAbstained, SiloLeft
 from fedsilo.protocol.place import Place, Placed
-from fedsilo.protocol.plan import plan_from_canonical
+from fedsilo.protocol.plan import Plan, plan_from_canonical
 from fedsilo.protocol.rounds import Verdict, is_over
 from fedsilo.protocol.swap import rows_answered
 from policies.engine import HistoryBook
@@ -85,32 +82,6 @@ log = logging.getLogger("fedsilo.coordinator")
 # ---- what a message does -----------------------------------------------------------------------------------------
 
 CONTRIBUTIONS = frozenset(kind for kind in OUTBOUND_KINDS if not kind.startswith("control."))
-
-
-@dataclass
-class Dependencies:
-    """Dependencies of a driver; `main.Coordinator` makes them from a configuration.
-
-    Attributes:
-        replies: makes what seals every reply.
-    """
-
-    federation: str
-    spiffe_id: str
-    signing_key: Ed25519PrivateKey
-    silos: tuple[str, ...]
-    agreed: Agreed
-    store: db.Store
-    blobs: Blobs
-    audit: AuditLog
-    ingress: Ingress
-    now: Callable[[], str]
-    monotonic: Callable[[], float]
-    publish: Callable[[str, dict[str, Any]], None]
-    finished: Callable[[Session, db.Run], None]
-    payload_digest: Callable[[str, AnyPayload], dict[str, Any]]
-    poll_wait_seconds_max: float = 30.0
-    replies: Callable[..., Replies] = Replies
 
 
 @dataclass
@@ -154,14 +125,14 @@ class Prepared:
 
     Attributes:
         objection: why the message cannot be carried out; None where it can.
+        failure: what failed on the way to know; it is raised once the message is on record.
         taken: of a checkpoint, what was countersigned.
-        l2: of tensors, their norm as the rules measured it; None where they did not.
         adapter: that a silo may fetch.
     """
 
     objection: PeerError | None = None
+    failure: Exception | None = None
     taken: Checkpoint | None = None
-    l2: float | None = None
     adapter: AnyPayload | None = None
 
 
@@ -179,10 +150,11 @@ def contribution_of(arrived: Arrived) -> rounds.Contribution:
     )
 
 
+@dataclass
 class Services:
     """Does what a message asks for, once it has passed the ingress. Runs inside the driver's lock and transaction.
 
-    Args:
+    Attributes:
         dependencies: of the driver.
         runs: the driver's runs that have not ended, by name.
         seen: what each silo was last seen doing.
@@ -190,20 +162,14 @@ class Services:
         last_sent: the highest sequence that was given to a silo, or a higher one.
     """
 
-    def __init__(
-        self,
-        dependencies: Dependencies,
-        runs: dict[str, ActiveRun],
-        seen: dict[str, MemberState],
-        notify: Callable[[], None],
-        last_sent: Callable[[Session, str], int],
-    ) -> None:
-        self._dependencies = dependencies
-        self._runs = runs
-        self._seen = seen
-        self._notify = notify
-        self._last_sent = last_sent
-        self.relay = Relay(dependencies.audit, dependencies.silos)
+    dependencies: Dependencies
+    runs: dict[str, ActiveRun]
+    seen: dict[str, MemberState]
+    notify: Callable[[], None]
+    last_sent: Callable[[Session, str], int]
+
+    def __post_init__(self) -> None:
+        self.relay = Relay(self.dependencies.audit, self.dependencies.silos)
 
     def prepare(self, session: Session, peer: PeerIdentity, arrived: Arrived) -> Prepared:
         """Return whether a message that the rules allow can be carried out, before the log says that it was let in.
@@ -212,15 +178,20 @@ class Services:
             OperationError: our memory of a silo's log cannot be stored.
         """
         try:
-            return self._prepare(session, peer, arrived)
+            with db.named_errors():
+                return self._prepare(session, peer, arrived)
         except PeerError as error:
-            return Prepared(error)
+            return Prepared(objection=error)
+        except OperationError:
+            raise
+        except Exception as error:  # noqa: BLE001  # raised again once the message is on record
+            return Prepared(failure=error)
 
     def _prepare(self, session: Session, peer: PeerIdentity, arrived: Arrived) -> Prepared:
         silo, envelope, body = arrived.silo, arrived.envelope, arrived.body
         match body:
             case pb.Hello():
-                check_hello(body, self._dependencies.agreed.of(silo), silos=len(self._dependencies.silos))
+                check_hello(body, self.dependencies.agreed.of(silo), silos=len(self.dependencies.silos))
             case pb.Fetch():
                 return Prepared(adapter=self._adapter(session, silo, body))
             case pb.Checkpoint():
@@ -236,21 +207,35 @@ class Services:
                     raise PeerError(WireCode.UNKNOWN_KIND, f"{envelope.kind} does not belong to {run.plan.method}")
         return Prepared()
 
-    def carry_out(self, session: Session, peer: PeerIdentity, arrived: Arrived, prepared: Prepared) -> Taken:
-        """Do what an allowed message asks for. Raises PeerError: what `prepare` had against it."""
+    def carry_out(
+        self, session: Session, peer: PeerIdentity, arrived: Arrived, prepared: Prepared, l2: float | None
+    ) -> Taken:
+        """Do what an allowed message asks for.
+
+        Args:
+            session: the caller's transaction.
+            peer: its sender.
+            arrived: the message.
+            prepared: of `prepare`.
+            l2: of tensors, their norm as the rules measured it; None where they did not.
+
+        Raises:
+            PeerError: what `prepare` had against it.
+        """
         silo, envelope, body = arrived.silo, arrived.envelope, arrived.body
-        state = self._seen[silo]
+        state = self.seen[silo]
         state.greetings = state.greetings + 1 if isinstance(body, pb.Hello) else 0
         if isinstance(body, pb.Hello):
-            return self._hello(session, peer, silo, body)  # one that is refused is kept, too
+            self._keep_member(session, peer, body, prepared.objection)  # one that is refused, too
         if prepared.objection is not None:
             raise prepared.objection
         match body:
+            case pb.Hello():
+                self._welcome(session, peer, body)
             case pb.Poll():
                 self._acknowledge(session, silo, body.acknowledged_sequence)
                 if body.countersignature:
                     self._countersign(session, peer, body.countersignature)
-                return ack()
             case pb.Fetch():
                 return Taken(Place(envelope.run, envelope.round, 0, "global.adapter"), None, prepared.adapter)
             case pb.Checkpoint():
@@ -258,68 +243,60 @@ class Services:
                     Place("", 0, 0, "control.checkpoint"), self.relay.answer(session, peer, body, prepared.taken)
                 )
             case pb.Progress():
-                if (run := self._runs.get(envelope.run)) is not None:
+                if (run := self.runs.get(envelope.run)) is not None:
                     state.run, state.round, state.step = run.name, body.round, body.step
                     run.apply(session, rounds.Progressed(silo, body.round, body.step))
-                self._dependencies.publish(
+                self.dependencies.publish(
                     "silo.progress", {"silo": silo, "run": envelope.run, "round": body.round, "step": body.step}
                 )
-                return ack()
             case pb.ErrorReport():
                 state.error = body.code
-                self._dependencies.publish("silo.error", {"silo": silo, "run": envelope.run, "code": body.code})
-                if (run := self._runs.get(envelope.run)) is not None and silo in run.plan.silos:
+                self.dependencies.publish("silo.error", {"silo": silo, "run": envelope.run, "code": body.code})
+                if (run := self.runs.get(envelope.run)) is not None and silo in run.plan.silos:
                     number = run.life.open_round
                     db.note_error(session, run=run.name, round_number=number, silo=silo, code=body.code)
-                return ack()
             case pb.Declined() | pb.Abstain():
-                return self._abstain(session, silo, envelope, body)
+                self._abstain(session, silo, envelope, body)
             case _ if envelope.kind in CONTRIBUTIONS:
-                return self._contribution(session, arrived, prepared.l2)
+                self._contribution(session, arrived, l2)
         return ack()
 
-    def _hello(self, session: Session, peer: PeerIdentity, silo: str, hello: pb.Hello) -> Taken:
+    def _keep_member(self, session: Session, peer: PeerIdentity, hello: pb.Hello, objection: PeerError | None) -> None:
         member = db.Member(
-            silo=silo,
+            silo=peer.name,
             state="joined",
             hello=db.as_json(hello_as_fields(hello)),
             fingerprint=peer.fingerprint,
             refusal="",
-            since=self._dependencies.now(),
+            since=self.dependencies.now(),
         )
-        try:
-            member.hello = db.as_json(
-                facts_as_fields(
-                    check_hello(hello, self._dependencies.agreed.of(silo), silos=len(self._dependencies.silos))
-                )
-            )
-        except PeerError as error:
-            self._seen[silo].greetings = 0
-            self._refuse(member, error)
-            session.merge(member)
-            raise
+        if objection is not None:
+            self.seen[peer.name].greetings = 0
+            self._refuse(member, objection)
         session.merge(member)
-        self._seen[silo].refusal = None
+
+    def _welcome(self, session: Session, peer: PeerIdentity, hello: pb.Hello) -> None:
+        silo = peer.name
+        self.seen[silo].refusal = None
         session.execute(delete(db.CarriedSilo).where(db.CarriedSilo.silo == silo))  # `transfer` says where it is one
         session.flush()
-        if self._seen[silo].greetings > 1:
+        if self.seen[silo].greetings > 1:
             # Whoever believes the answer to hello goes on to exchange checkpoints.
             log.warning(
                 "%s says hello again and nothing else: it was cut off, or it does not believe this coordinator's "
                 "answers (is its id/coordinator.pub the key of %s?)",
                 peer.spiffe_id,
-                self._dependencies.spiffe_id,
+                self.dependencies.spiffe_id,
             )
-        self._dependencies.publish("silo.joined", {"silo": silo, "isolation": hello.isolation, "role": hello.role})
-        for run in self._runs.values():
+        self.dependencies.publish("silo.joined", {"silo": silo, "isolation": hello.isolation, "role": hello.role})
+        for run in self.runs.values():
             if silo in run.accepted:
                 self._note_isolation(session, run, silo)
-        return ack()
 
     def _refuse(self, member: db.Member, error: PeerError) -> None:
         refusal = {"code": error.code, "field": error.field, "expected": error.expected, "got": error.got}
         member.state, member.refusal = "refused", db.as_json(refusal)
-        self._dependencies.publish("silo.refused", {"silo": member.silo, **refusal})
+        self.dependencies.publish("silo.refused", {"silo": member.silo, **refusal})
 
     def refuse_other_protocols(self, session: Session) -> None:
         """Refuse silos that joined before this coordinator was updated and speak an earlier protocol, until they say
@@ -341,12 +318,12 @@ class Services:
             db.keep_figures(session, [where | {"name": db.ISOLATION, "fields": fields}])
 
     def _adapter(self, session: Session, silo: str, fetch: pb.Fetch) -> AnyPayload:
-        payload = self._dependencies.blobs.find(fetch.digest) if db.may_fetch(session, silo, fetch.digest) else None
+        payload = self.dependencies.blobs.find(fetch.digest) if db.may_fetch(session, silo, fetch.digest) else None
         if payload is None:
             raise PeerError(WireCode.NOT_FOUND, f"there is no adapter {fetch.digest[:64]!r}", field="digest")
         return payload
 
-    def _abstain(self, session: Session, silo: str, envelope: pb.Envelope, body: pb.Declined | pb.Abstain) -> Taken:
+    def _abstain(self, session: Session, silo: str, envelope: pb.Envelope, body: pb.Declined | pb.Abstain) -> None:
         run = self._run_of(envelope, silo)
         if body.round == 0:
             # outside a round there is only the plan to say no to; to decline the base evaluation is no reason to go
@@ -357,13 +334,12 @@ class Services:
             declined = body.kind if isinstance(body, pb.Declined) else ""
             run.apply(session, SiloAbstained(silo, body.round, step, declined))
         self.forget_ended()
-        self._notify()
-        return ack()
+        self.notify()
 
-    def _contribution(self, session: Session, arrived: Arrived, l2: float | None) -> Taken:
+    def _contribution(self, session: Session, arrived: Arrived, l2: float | None) -> None:
         silo, envelope = arrived.silo, arrived.envelope
         run = self._run_of(envelope, silo)
-        blob = self._dependencies.blobs.keep(arrived.payload)
+        blob = self.dependencies.blobs.keep(arrived.payload)
         norm = l2 or (l2_norm(blob) if arrived.tensors is not None else 0.0)
         db.keep_upload(
             session,
@@ -375,7 +351,7 @@ class Services:
             digest=blob.digest,
             payload_bytes=blob.size_bytes,
             norm=norm,
-            received_at=self._dependencies.now(),
+            received_at=self.dependencies.now(),
         )
         if isinstance(arrived.body, pb.MetricsEval):
             self._keep_metrics(session, run.name, silo, envelope.round, arrived.body)
@@ -387,7 +363,7 @@ class Services:
             silo,
             blob.size_bytes,
         )
-        self._dependencies.publish(
+        self.dependencies.publish(
             "upload",
             {
                 "run": run.name,
@@ -400,8 +376,7 @@ class Services:
         )
         run.apply(session, contribution_of(arrived), arrived.body)
         self.forget_ended()
-        self._notify()
-        return ack()
+        self.notify()
 
     def _keep_metrics(self, session: Session, run: str, silo: str, number: int, body: pb.MetricsEval) -> None:
         fields = {"split": body.split, "adapter_digest": body.adapter_digest}
@@ -410,7 +385,7 @@ class Services:
             values = fields | {"topic": metric.topic, "value": metric.value}
             figures.append(where | {"name": f"metric.{metric.name}", "fields": db.as_json(values)})
             if not metric.topic:
-                self._dependencies.publish(
+                self.dependencies.publish(
                     "metric", {"run": run, "round": number, "silo": silo, "name": metric.name, "value": metric.value}
                 )
         db.keep_figures(session, figures)
@@ -418,46 +393,45 @@ class Services:
     def _acknowledge(self, session: Session, silo: str, sequence: int) -> None:
         """Drop what the silo has taken in; a plan that is taken in is accepted unless it is declined."""
         # whatever number it names, it took in no more than was sent to it
-        for item in outbox.take_in(session, silo, min(sequence, self._last_sent(session, silo))):
-            run = self._runs.get(item.run)
+        for item in outbox.take_in(session, silo, min(sequence, self.last_sent(session, silo))):
+            run = self.runs.get(item.run)
             if item.kind == "run.plan" and run is not None:
                 self._note_isolation(session, run, silo)
                 run.apply(session, rounds.PlanTaken(silo))
-                self._notify()
+                self.notify()
         self.forget_ended()
 
     def _countersign(self, session: Session, peer: PeerIdentity, signature: bytes) -> None:
         """A silo's signature under the transcript of a round that is open; polls do not say of which run."""
-        for run in self._runs.values():
+        for run in self.runs.values():
             if peer.name in run.silos and run.countersign(session, peer, signature):
-                self._notify()
+                self.notify()
 
     def note_refused(self, session: Session, arrived: Arrived) -> None:
         """Note that the charter refused a silo's update of the open round; it may come with another."""
-        envelope, run = arrived.envelope, self._runs.get(arrived.envelope.run)
+        envelope, run = arrived.envelope, self.runs.get(arrived.envelope.run)
         if run is not None and envelope.kind == run.method.update_kind(run.plan, envelope.round):
             run.apply(session, rounds.UpdateRefused(arrived.silo, envelope.round))
 
     def _run_of(self, envelope: pb.Envelope, silo: str) -> ActiveRun:
-        run = self._runs.get(envelope.run)
+        run = self.runs.get(envelope.run)
         if run is None or silo not in run.silos:
             raise PeerError(WireCode.NO_SUCH_RUN, f"{silo} has no part in a run {envelope.run[:64]!r}")
         return run
 
     def forget_ended(self) -> None:
-        for run in [run for run in self._runs.values() if run.life.over]:
-            del self._runs[run.name]
-            self._dependencies.store.once_undone(functools.partial(self._runs.setdefault, run.name, run))
+        for run in [run for run in self.runs.values() if run.life.over]:
+            del self.runs[run.name]
+            self.dependencies.store.once_undone(functools.partial(self.runs.setdefault, run.name, run))
 
 
-NORMS_KEPT = 16  # of adapters that were noted last; any other is read for its norm
+# ---- the state of a run, as the rules see it -----------------------------------------------------------------------
 
-
-# ---- where a run stands, as the rules see it -----------------------------------------------------------------------
+NORMS_KEPT = 16  # of adapters; each is read once for its norm
 
 
 class MessageContexts:
-    """Finds where the run of a message stands. Used under the driver's lock.
+    """Finds the state of a message's run. Used under the driver's lock.
 
     Args:
         blobs: where adapters are.
@@ -465,9 +439,8 @@ class MessageContexts:
     """
 
     def __init__(self, blobs: Blobs, runs: Mapping[str, ActiveRun]) -> None:
-        self._blobs = blobs
         self._runs = runs
-        self._norms: dict[str, float] = {}
+        self._norm = functools.lru_cache(NORMS_KEPT)(lambda digest: l2_norm(blobs.get(digest)))
         self._asked: dict[str, tuple[int, str, dict[int, tuple[int, ...]]]] = {}  # by run, of its open round
 
     def of(self, session: Session, arrived: Arrived) -> OpenPlace:
@@ -487,7 +460,7 @@ class MessageContexts:
             evaluated = own.digest if own else of_round.adapter_digest if of_round else ""
         if envelope.kind == "metrics.eval" or envelope.kind.startswith("control."):
             number = run.life.round
-        norm = self._norm(digest) if arrived.tensors is not None else None
+        norm = self._norm(digest) if digest and arrived.tensors is not None else None
         asked_of = run.asked.get(arrived.silo, Requests())
         return OpenPlace(run.plan, digest, norm, number, step, indices, evaluated, asked_of)
 
@@ -500,17 +473,6 @@ class MessageContexts:
             self._asked = {name: steps_of for name, steps_of in self._asked.items() if name in self._runs}
             known = self._asked[run] = number, row.base_digest, steps
         return known[1], known[2]
-
-    def note_norm(self, digest: str, norm: float) -> None:
-        """L2 of an adapter that was just made: it need not be read for it."""
-        self._norms = {**dict(list(self._norms.items())[1 - NORMS_KEPT :]), digest: norm}
-
-    def _norm(self, digest: str) -> float | None:
-        if not digest:
-            return None
-        if digest not in self._norms:
-            self.note_norm(digest, l2_norm(self._blobs.get(digest)))
-        return self._norms[digest]
 
 
 # ---- records -----------------------------------------------------------------------------------------------------
@@ -526,12 +488,12 @@ _NAMED_MAX = 16  # reasons that a summary names
 # ---- records of a transaction ------------------------------------------------------------------------
 
 
+@dataclass
 class Pending:
     """Records that are durable with a transaction and appended once it is."""
 
-    def __init__(self, store: db.Store, audit: AuditLog) -> None:
-        self._store = store
-        self._audit = audit
+    store: db.Store
+    audit: AuditLog
 
     def record(self, session: Session, event: str, **fields: Any) -> None:
         """Append to the audit log what this transaction changes, when it is durable and not before.
@@ -543,7 +505,7 @@ class Pending:
         """
         session.add(db.PendingRecord(event=event, fields=db.as_json(fields)))
         session.flush()
-        self._store.once_committed(self.append)
+        self.store.once_committed(self.append)
 
     def append(self) -> None:
         """Raises OperationError: the log or the database takes nothing; the next start goes on from there."""
@@ -555,8 +517,8 @@ class Pending:
         Raises:
             ConflictError: it is not (`LOG_BEHIND`): silos that countersigned the longer one would see two histories.
         """
-        audit, origin = self._audit, self._audit.origin
-        with self._store.transaction() as session:
+        audit, origin = self.audit, self.audit.origin
+        with self.store.transaction() as session:
             place = session.get(db.LogPlace, origin)
         size = audit.size_found  # before this start closed what a kill had left open
         if place is not None and not (place.size <= size and audit.root_at(place.rooted).hex() == place.root):
@@ -566,30 +528,29 @@ class Pending:
                 hint="bring the audit folder as the last coordinator left it",
                 code="LOG_BEHIND",
             )
-        with self._store.transaction() as session:
+        with self.store.transaction() as session:
             session.merge(db.LogPlace(origin=origin, size=size, rooted=size, root=audit.root_at(size).hex()))
 
     def take_up(self) -> None:
         """Append, at a start, what a kill left behind, but what it left between the log and the database only once."""
-        with self._store.transaction() as session:
-            waiting = {_content(row.event, json.loads(row.fields)) for row in session.scalars(_in_order())}
-        there = (_content(record["event"], record) for record in self._audit.records()) if waiting else ()
+        with self.store.transaction() as session:
+            waiting = {_content(row.event, json.loads(row.fields)) for row in session.scalars(_PENDING)}
+        there = (_content(record["event"], record) for record in self.audit.records()) if waiting else ()
         self._append_but(waiting & set(there))
 
     def _append_but(self, there: set[str]) -> None:
-        with self._store.transaction() as session:
-            rows = list(session.scalars(_in_order()))
+        with self.store.transaction() as session:
+            rows = list(session.scalars(_PENDING))
             for row in rows:
                 fields = json.loads(row.fields)
                 if _content(row.event, fields) not in there:
-                    self._audit.append(row.event, **fields)
+                    self.audit.append(row.event, **fields)
                 session.delete(row)
             if rows:  # an older copy of the log would lack what was taken out here
-                db.set_log_size(session, self._audit.origin, self._audit.size)
+                db.set_log_size(session, self.audit.origin, self.audit.size)
 
 
-def _in_order() -> Any:
-    return select(db.PendingRecord).order_by(db.PendingRecord.id)
+_PENDING = select(db.PendingRecord).order_by(db.PendingRecord.id)
 
 
 def _content(event: str, fields: dict[str, Any]) -> str:
@@ -710,24 +671,11 @@ class Driver:
         self.services = Services(
             self.dependencies, self.runs, self.seen, self._changed.notify_all, self.replies.last_sequence
         )
-        self.drift = DriftNotes(
-            self.dependencies.blobs, self.dependencies.store, self.runs, self._changed, self._is_over, self.halt
-        )
-        self.around = Surroundings(
-            blobs=self.dependencies.blobs,
-            now=self.dependencies.now,
-            monotonic=self.dependencies.monotonic,
-            publish=self.dependencies.publish,
-            undone=self.dependencies.store.once_undone,
-            checkpoint=self._checkpoint,
-            finished=self.dependencies.finished,
-            agreements=Agreements(
-                self.dependencies.spiffe_id,
-                self.dependencies.signing_key,
-                self.dependencies.ingress.policy.file.federation.min_peers,
-                self.pending.record,
-            ),
-            note_norm=self._contexts.note_norm,
+        self.agreements = Agreements(
+            self.dependencies.spiffe_id,
+            self.dependencies.signing_key,
+            self.dependencies.ingress.policy.file.federation.min_peers,
+            self.pending.record,
         )
 
     # ---- life ----------------------------------------------------------------------------------------
@@ -740,13 +688,16 @@ class Driver:
             self.services.refuse_other_protocols(session)
             for row in session.scalars(select(db.Run).where(db.Run.plan != "").order_by(db.Run.ordinal)):
                 if not is_over(row.state):
-                    run = ActiveRun(plan_from_canonical(row.plan), self.around)
+                    run = self._active_run(plan_from_canonical(row.plan))
                     run.replay(session)
                     self.runs[row.name] = run
 
-    def add_run(self, session: Session, run: ActiveRun) -> None:
-        """A run whose roster stands: offer its plan."""
-        self.runs[run.name] = run
+    def _active_run(self, plan: Plan) -> ActiveRun:
+        return ActiveRun(plan, self.dependencies, self.agreements)
+
+    def add_run(self, session: Session, plan: Plan) -> None:
+        """Offer the plan of a run, whose roster is final."""
+        self.runs[plan.run] = run = self._active_run(plan)
         self.dependencies.store.once_undone(lambda: self.runs.pop(run.name, None))
         run.offer_plan(session)
 
@@ -788,14 +739,11 @@ class Driver:
                 self.dependencies.publish("halt", {"code": error.code, "message": error.message})
             self._changed.notify_all()
 
-    def _is_over(self) -> bool:
-        return self.stopping or bool(self.halted)
-
-    def tick(self) -> float | None:
-        """Let deadlines pass. Returns the seconds until the next one, None if there is none."""
+    def tick(self) -> None:
+        """Let deadlines pass."""
         with self._changed:
             if self.halted:
-                return None
+                return
             for run in list(self.runs.values()):
                 for name in run.life.due(self.dependencies.monotonic()):
                     log.info("run %s: deadline %s has passed", run.name, name, extra={"run": run.name})
@@ -805,10 +753,6 @@ class Driver:
             self.refusals.tell()
             self._polls.close(over=self.dependencies.ingress.now_seconds())
             self._changed.notify_all()
-            waits = [
-                at - self.dependencies.monotonic() for run in self.runs.values() for at in run.life.deadlines.values()
-            ]
-            return max(0.0, min(waits)) if waits else None
 
     # ---- one message ---------------------------------------------------------------------------------
 
@@ -839,7 +783,8 @@ class Driver:
             if isinstance(arrived.body, pb.Poll):
                 wait = min(arrived.body.wait_milliseconds / 1000, self.dependencies.poll_wait_seconds_max)
                 self.wait_for_pending(silo, wait)
-                return self._deliver(silo)
+                with self._changed, self.dependencies.store.transaction() as session:
+                    return self._delivered(session, silo) or self.seal(session, silo, ack())
             if isinstance(taken.body, pb.Ack):
                 taken.body.acknowledged_sequence = envelope.sequence
             return self._reply(silo, taken)
@@ -884,7 +829,8 @@ class Driver:
                 # every message wakes all who wait, and of most of them nothing has changed
                 now = self.dependencies.store.outboxes.queued[silo], [run.name for run in self._paused()]
                 if now != seen:
-                    seen, waits = now, self._has_pending(silo)
+                    with self.dependencies.store.transaction() as session:
+                        seen, waits = now, self._is_pending(session, silo)
                 return waits or self.stopping or bool(self.halted)
 
             self._changed.wait_for(is_over, timeout)
@@ -909,17 +855,21 @@ class Driver:
                     raise PeerError(WireCode.NO_SUCH_RUN, f"{silo} names a run {envelope.run[:64]!r} that never was")
                 book, place = self._book(session, silo), self._contexts.of(session, arrived)
                 ruling = self.dependencies.ingress.judge(arrived, place, book)
-                prepared, failure = self._prepared(session, peer, arrived, ruling)
-                decision, objection = ruling.decision, prepared.objection
-                refused = () if decision.verdict == "allow" else decision.reasons or (WireCode.INGRESS_DENIED.value,)
-                refused = refused if objection is None else (objection.code,)
-                is_recorded = not refused or self.refusals.may_record(peer.spiffe_id, list(refused))
-                number = self._record(arrived, ruling, objection) if is_recorded else 0
-                if failure is not None:
-                    raise failure
-                return self._settle(
-                    session, peer, arrived, ruling, book, place, prepared, told=is_recorded, number=number
-                )
+                decision, prepared, refused = ruling.decision, Prepared(), list[str]()
+                if decision.verdict != "allow":
+                    refused = list(decision.reasons) or [WireCode.INGRESS_DENIED.value]
+                else:
+                    prepared = self.services.prepare(session, peer, arrived)
+                    refused = [prepared.objection.code] if prepared.objection is not None else []
+                is_recorded = not refused or self.refusals.may_record(peer.spiffe_id, refused)
+                number = self._record(arrived, ruling, prepared.objection) if is_recorded else None
+                if prepared.failure is not None:
+                    raise prepared.failure
+                db.raise_sequence(session, silo, envelope.run, envelope.sequence)
+                in_round = min(envelope.round, place.round)  # a round of its own making has no row of its own
+                self._count(session, silo, envelope.run, in_round, envelope.kind, "in", arrived.payload.size_bytes)
+                db.set_log_size(session, self.dependencies.audit.origin, self.dependencies.audit.size)
+                return self._settle(session, peer, arrived, ruling, book, prepared, number)
         except OperationError:
             raise
         except Exception:
@@ -931,20 +881,6 @@ class Driver:
                 self._counted(session, silo, ruling, self._book(session, silo))
             raise
 
-    def _prepared(
-        self, session: Session, peer: PeerIdentity, arrived: Arrived, ruling: Ruling
-    ) -> tuple[Prepared, Exception | None]:
-        """Of an allowed message, what stands against it, and what failed on the way to know: it is recorded first."""
-        if ruling.decision.verdict != "allow":
-            return Prepared(), None
-        try:
-            with db.named_errors():
-                return self.services.prepare(session, peer, arrived), None
-        except OperationError:
-            raise
-        except Exception as error:  # noqa: BLE001  # raised again once the message is on record
-            return Prepared(), error
-
     def _settle(
         self,
         session: Session,
@@ -952,54 +888,35 @@ class Driver:
         arrived: Arrived,
         ruling: Ruling,
         book: HistoryBook,
-        place: OpenPlace,
         prepared: Prepared,
-        *,
-        told: bool,
-        number: int,
+        number: int | None,
     ) -> Taken:
-        """Count a message that was judged, do what it asks for if it may, and seal the answer."""
-        silo, envelope = arrived.silo, arrived.envelope
-        db.raise_sequence(session, silo, envelope.run, envelope.sequence)
-        in_round = min(envelope.round, place.round)  # a round of its own making has no row of its own
-        self._count(session, silo, envelope.run, in_round, envelope.kind, "in", arrived.payload.size_bytes)
-        db.set_log_size(session, self.dependencies.audit.origin, self.dependencies.audit.size)
-        taken = self._done(session, peer, arrived, ruling, book, prepared, told=told)
-        if isinstance(taken.body, pb.Ack):
-            taken.body.record, taken.body.acknowledged_sequence = number, envelope.sequence
-        if isinstance(arrived.body, pb.Poll):
-            taken.reply = self._delivered(session, silo)
-        elif not isinstance(arrived.body, pb.Hello):  # after which more happens before it is answered
-            taken.reply = self._sealed(session, silo, taken)
-        return taken
-
-    def _done(
-        self,
-        session: Session,
-        peer: PeerIdentity,
-        arrived: Arrived,
-        ruling: Ruling,
-        book: HistoryBook,
-        prepared: Prepared,
-        *,
-        told: bool,
-    ) -> Taken:
+        """Do what a message that was judged asks for, if it may, and seal the answer. number: of its record in the
+        audit log; None: it was refused, and is counted only."""
         silo, envelope = arrived.silo, arrived.envelope
         if ruling.decision.verdict != "allow":
             refusal = self._why_denied(arrived, ruling)
             self.services.note_refused(session, arrived)
-            if told:
+            if number is not None:
                 log.warning("refused: %s; %s", refusal.message, ruling.decision.explain().replace("\n", "; "))
-            return self._refusal(refusal, envelope, silo)
-        try:
+            taken = self._refusal(refusal, envelope, silo)
+        else:
             # a silo that is put right may still contribute in this round
             if prepared.objection is None or prepared.objection.wire_code is not WireCode.NOT_A_MEMBER:
                 self._counted(session, silo, ruling, book)
-            return self.services.carry_out(session, peer, arrived, replace(prepared, l2=ruling.facts.get("l2")))
-        except PeerError as error:
-            if told:
-                log.warning("refused %s: %s [%s]", peer.spiffe_id, error.line, error.code)
-            return self._refusal(error, envelope, silo)
+            try:
+                taken = self.services.carry_out(session, peer, arrived, prepared, ruling.facts.get("l2"))
+            except PeerError as error:
+                if number is not None:
+                    log.warning("refused %s: %s [%s]", peer.spiffe_id, error.line, error.code)
+                taken = self._refusal(error, envelope, silo)
+        if isinstance(taken.body, pb.Ack):
+            taken.body.record, taken.body.acknowledged_sequence = number or 0, envelope.sequence
+        if isinstance(arrived.body, pb.Poll):
+            taken.reply = self._delivered(session, silo)
+        elif not isinstance(arrived.body, pb.Hello):  # after which more happens before it is answered
+            taken.reply = self.seal(session, silo, taken)
+        return taken
 
     def _counted(self, session: Session, silo: str, ruling: Ruling, book: HistoryBook) -> None:
         if ruling.decision.verdict == "allow":
@@ -1067,26 +984,22 @@ class Driver:
 
     # ---- replies -------------------------------------------------------------------------------------
 
-    def _deliver(self, silo: str) -> Reply:
-        with self._changed, self.dependencies.store.transaction() as session:
-            return self._delivered(session, silo) or self._sealed(session, silo, ack())
-
     def _delivered(self, session: Session, silo: str) -> Reply | None:
         """The next item of a silo's outbox; None: there is none."""
         item = None if silo in self.importing else self._next_item(session, silo)
         if item is None or self.halted:
             return None
         place = Place(item.run, item.round, item.step, item.kind)
-        taken = Taken(place, None, BytesPayload(item.payload))
-        reply = self._sealed(session, silo, taken)
+        reply = self.seal(session, silo, Taken(place, None, BytesPayload(item.payload)))
         outbox.give(session, silo, item.id, reply.envelope.sequence)
         return reply
 
     def _reply(self, silo: str, taken: Taken) -> Reply:
         with self._changed, self.dependencies.store.transaction() as session:
-            return self._sealed(session, silo, taken)
+            return self.seal(session, silo, taken)
 
-    def _sealed(self, session: Session, silo: str, taken: Taken) -> Reply:
+    def seal(self, session: Session, silo: str, taken: Taken) -> Reply:
+        """Sign one message to a silo, and count it."""
         if isinstance(taken.body, pb.Ack):
             taken.body.pending = self._is_pending(session, silo)
             taken.body.checkpoints = silo in self.services.relay.waiting
@@ -1133,10 +1046,6 @@ class Driver:
         return Taken(Place(run, number, 0, "control.refusal"), body)
 
     # ---- state ---------------------------------------------------------------------------------------
-
-    def _has_pending(self, silo: str) -> bool:
-        with self.dependencies.store.transaction() as session:
-            return self._is_pending(session, silo)
 
     def _is_pending(self, session: Session, silo: str) -> bool:
         return self._next_item(session, silo) is not None if self._paused() else outbox.is_waiting(session, silo)
@@ -1212,6 +1121,3 @@ class Driver:
         )
         window.passed(arrived.payload.size_bytes)
         return window.decision
-
-    def _checkpoint(self) -> None:
-        self.dependencies.audit.checkpoint()

@@ -14,7 +14,7 @@ What this does not stop: values that keep all rules and are still bad for the mo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import Message as ProtobufMessage
 
@@ -42,27 +42,6 @@ from policies.schema import LoraSchema
 ROLES = frozenset({"member", "lead"})
 SILENT_SECONDS = 120.0  # a silo that is up sends a poll or a heartbeat at least every half minute
 TEXT_CHARACTERS_MAX = 64  # a hash in hex; nothing in hello is longer
-
-
-@dataclass(frozen=True)
-class HelloFacts:
-    """A hello that passed; what the run record states about a silo's software."""
-
-    base_model_sha256: str
-    tokenizer_sha256: str
-    template_sha256: str
-    load: str
-    lora_schema_sha256: str
-    public_set_sha256: str
-    held_out_sha256: str
-    code_sha256: str
-    isolation: str
-    role: str
-    policy_sha256: str
-    own_verifiers_sha256: str
-    min_updates: str
-    protocol_min: str
-    protocol_max: str
 
 
 _CHECKS = (
@@ -128,7 +107,7 @@ def silo_of(spiffe_id: str, federation: str, silos: tuple[str, ...]) -> str:
     )
 
 
-def check_hello(hello: pb.Hello, agreed: Agreed, *, silos: int = 1) -> HelloFacts:
+def check_hello(hello: pb.Hello, agreed: Agreed, *, silos: int = 1) -> None:
     """Compare a silo's hello with the federation's agreement.
 
     Args:
@@ -159,7 +138,6 @@ def check_hello(hello: pb.Hello, agreed: Agreed, *, silos: int = 1) -> HelloFact
         got, expected = str(hello.min_updates), f"{least}-{most}"
         differ = f"min_updates: expected {expected} among {silos} silo{'s' * (silos > 1)}, got {got}"
         raise PeerError(WireCode.MALFORMED, differ, field="min_updates", expected=expected, got=got)
-    return HelloFacts(**hello_as_fields(hello))
 
 
 def check_kept(fields: Mapping[str, str]) -> None:
@@ -186,11 +164,8 @@ def _check_protocol(low: int, high: int) -> None:
 
 def hello_as_fields(hello: pb.Hello) -> dict[str, str]:
     """Return what a silo says of itself, safe to show, whether or not it is right."""
-    return {name: harmless(str(getattr(hello, name)), TEXT_CHARACTERS_MAX) for name in HelloFacts.__dataclass_fields__}
-
-
-def facts_as_fields(facts: HelloFacts) -> dict[str, str]:
-    return {name: str(value) for name, value in asdict(facts).items()}
+    names = (field.name for field in pb.Hello.DESCRIPTOR.fields)
+    return {name: harmless(str(getattr(hello, name)), TEXT_CHARACTERS_MAX) for name in names}
 
 
 # ---- what arrives ----------------------------------------------------------------------------------------------------
@@ -257,10 +232,11 @@ class Ruling:
     history: engine.History
 
 
+@dataclass
 class Ingress:
     """Checks without state, but for what grading has taken so far.
 
-    Args:
+    Attributes:
         silos: listed names.
         policy: the coordinator's charter.
         schema: the adapter's tensors.
@@ -271,28 +247,15 @@ class Ingress:
         now_seconds: UTC seconds, never going back.
     """
 
-    def __init__(
-        self,
-        *,
-        federation: str,
-        silos: tuple[str, ...],
-        policy: Policy,
-        schema: LoraSchema,
-        references: Sequence[str],
-        public_set_sha256: str,
-        topics: frozenset[str],
-        grading: AnswerGrading | None,
-        now_seconds: Callable[[], float],
-    ) -> None:
-        self._federation = federation
-        self._silos = silos
-        self.policy = policy
-        self._schema = schema
-        self._references = references
-        self._public_set_sha256 = public_set_sha256
-        self._topics = topics
-        self._grading = grading
-        self.now_seconds = now_seconds
+    federation: str
+    silos: tuple[str, ...]
+    policy: Policy
+    schema: LoraSchema
+    references: Sequence[str]
+    public_set_sha256: str
+    topics: frozenset[str]
+    grading: AnswerGrading | None
+    now_seconds: Callable[[], float]
 
     def admit(self, peer: PeerIdentity, envelope: pb.Envelope, payload_bytes: int) -> str:
         """Steps 1 and 2, before any payload byte is accepted. Returns the silo's name.
@@ -300,9 +263,9 @@ class Ingress:
         Raises:
             PeerError: with the code to answer.
         """
-        if envelope.sender != peer.spiffe_id or envelope.federation != self._federation:
+        if envelope.sender != peer.spiffe_id or envelope.federation != self.federation:
             raise PeerError(WireCode.SENDER_MISMATCH, f"{peer.spiffe_id} sent under another name")
-        silo = silo_of(peer.spiffe_id, self._federation, self._silos)
+        silo = silo_of(peer.spiffe_id, self.federation, self.silos)
         if len(envelope.payload_digest) != DIGEST_BYTES or len(envelope.signature) != SIGNATURE_BYTES:
             raise PeerError(WireCode.MALFORMED, "digest or signature has the wrong length")
         check_signature(envelope, peer.signing_public_key, what=f"the envelope of {silo}", signer="its key")
@@ -320,7 +283,7 @@ class Ingress:
         """Largest payload of a kind: what the schema makes, or what is read as a whole (T23)."""
         if kind in REFT_KINDS:
             return self.policy.file.budgets.message_bytes  # layers and width stand in the policy, not in the schema
-        return self._schema.update_bytes if kind in TENSOR_KINDS else codec.SMALL_PAYLOAD_BYTES_MAX
+        return self.schema.update_bytes if kind in TENSOR_KINDS else codec.SMALL_PAYLOAD_BYTES_MAX
 
     def parse(self, silo: str, envelope: pb.Envelope, payload: AnyPayload) -> Arrived:
         """Step 3. What it returns has no verdicts; `grade` adds them.
@@ -346,21 +309,21 @@ class Ingress:
         """Step 5, which may take long and changes no state: verdicts on answers to public prompts."""
         body, verdicts = arrived.body, list[bool | None]()
         assert isinstance(body, pb.PublicResponses)  # noqa: S101  # only those are worth grading
-        if self._grading is not None:
+        if self.grading is not None:
             # a row that is not in the set has no answer: its message was not worth grading
             pairs = [
-                (response.text, self._references[prompt.prompt_index])
+                (response.text, self.references[prompt.prompt_index])
                 for prompt in body.prompts
                 for response in prompt.responses
             ]
             place = (arrived.envelope.run, arrived.envelope.round, arrived.envelope.step)
-            verdicts = list(self._grading.grade(arrived.silo, place, pairs))
+            verdicts = list(self.grading.grade(arrived.silo, place, pairs))
         late = tuple(place for place, verdict in enumerate(verdicts) if verdict is None)
         arrived = replace(arrived, ungraded=late)
         names = screens.asked(self.policy.file.egress.public_responses, arrived.envelope.kind, "ingress")
         screened = screens.screen(self.policy.file, names, list(screens.texts_of(arrived.left)), screens.NO_MATERIAL)
         graded = tuple(verdict for verdict in verdicts if verdict is not None)
-        return replace(arrived, verdicts=None if self._grading is None else graded, screened=screened)
+        return replace(arrived, verdicts=None if self.grading is None else graded, screened=screened)
 
     def judge(self, arrived: Arrived, place: OpenPlace, book: engine.HistoryBook, *, stage: str = FINAL) -> Ruling:
         """Step 6: the charter's verdict. Whatever the rules cannot decide is a deny."""
@@ -375,11 +338,11 @@ class Ingress:
         )
         context = engine.Context(
             now_seconds=self.now_seconds(),
-            expected_sender=f"spiffe://{self._federation}/silo/{arrived.silo}",
-            public_set_sha256=self._public_set_sha256,
-            public_set_rows=len(self._references),
+            expected_sender=f"spiffe://{self.federation}/silo/{arrived.silo}",
+            public_set_sha256=self.public_set_sha256,
+            public_set_rows=len(self.references),
             plan=place.plan,
-            schema=self._schema,
+            schema=self.schema,
             base_digest=place.base_digest,
             base_l2=place.base_l2,
             open_round=place.round,
@@ -390,7 +353,7 @@ class Ingress:
             token_counts=None,
             asked=place.asked,
             screened=arrived.screened,
-            topics=self._topics,
+            topics=self.topics,
         )
         facts = engine.measure(message, context, stage=stage)
         history = book.view(facts)

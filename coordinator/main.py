@@ -20,7 +20,6 @@ import math
 import signal
 import threading
 import time
-import time as system_time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -36,11 +35,12 @@ from coordinator.answers.queries import Files, Panel
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.config import CoordinatorConfig, load_config
 from coordinator.control import Control, Submissions
-from coordinator.driver import Dependencies, Driver
+from coordinator.driver import Driver
 from coordinator.ingress import Ingress
 from coordinator.native_log import NativeLog
 from coordinator.outbox import Replies
 from coordinator.record import Outcome
+from coordinator.runs import Dependencies
 from coordinator.server import FederationService, federation_server
 from coordinator.store import Store
 from coordinator.transfer import Transfers
@@ -77,7 +77,7 @@ from policies.schema import LoraSchema, schema_from_json
 
 def running() -> float:
     """Seconds since the machine was started, those in which it slept too."""
-    return system_time.clock_gettime(getattr(system_time, "CLOCK_BOOTTIME", system_time.CLOCK_MONOTONIC))
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class ClockWatch:
@@ -211,7 +211,7 @@ def check(config: CoordinatorConfig) -> Checked:
     load_site(files.site_ca, files.operators, site=config.site)
     shared = check_shared(config)
     require_space(config.state_dir)
-    return Checked(config, shared.charter, shared.schema, shared.public, shared.agreed, shared.warnings, identity)
+    return Checked(**vars(shared), identity=identity)
 
 
 def check_shared(config: CoordinatorConfig) -> Shared:
@@ -548,9 +548,8 @@ class Coordinator:
         self.control.address = address
         self.audit.append("start", policy={"effective": self._checked.charter.digest}, detail={"port": port})
         self.control.refresh()
-        drift = threading.Thread(target=self.driver.drift.keep_noting, name="drift", daemon=True)
-        for each in (federation, control, drift):
-            each.start()
+        federation.start()
+        control.start()
         try:
             yield Ready(config.federation, config.coordinator, address, port, str(config.control.socket))
         finally:
@@ -558,7 +557,7 @@ class Coordinator:
             service.uploads.stop()
             federation.stop(DRAIN_SECONDS).wait()
             control.close(DRAIN_SECONDS)
-            drift.join(DRAIN_SECONDS)
+
             try:
                 self.audit.append("stop")
             except OperationError as error:

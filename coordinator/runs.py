@@ -31,13 +31,17 @@ from certs.identity import PeerIdentity
 from coordinator import outbox
 from coordinator import store as db
 from coordinator.aggregate import NAME as DRIFT
-from coordinator.aggregate import AggregateRefusedError, L2Sum, ServerState, Undrifted, aggregate, shift_note
-from coordinator.blobs import Blobs, whole
+from coordinator.aggregate import AggregateRefusedError, ServerState, aggregate, drift_note, shift_note
+from coordinator.blobs import AnyPayload, Blobs, whole
+from coordinator.ingress import Ingress
+from coordinator.outbox import Replies
+from fedsilo.audit.log import AuditLog
+from fedsilo.files.run_request import Agreed
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.aggregation import ElementWise
 from fedsilo.protocol.codec import FactorsReader, decode, encode
-from fedsilo.protocol.errors import ConflictError, OperationError, PeerError, WireCode
+from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, PeerError, WireCode
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, TENSOR_KINDS
 from fedsilo.protocol.method import (
     EVERYBODY,
@@ -82,11 +86,6 @@ log = logging.getLogger("fedsilo.coordinator")
 _COUNTERSIGNED = select(db.Countersigned.silo, db.Countersigned.witness)
 
 ROUND_SHARE = 4  # the part of a round's time that signing it may take, at most
-
-
-def seconds_for(plan: Plan) -> float:
-    """Return how long a round waits for the last signature once enough are there."""
-    return min(plan.join_deadline_seconds, plan.round_deadline_seconds / ROUND_SHARE)
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,8 @@ class Agreements:
                 schema_sha256=plan.lora.schema_sha256,
                 public_set_sha256=plan.public_set_sha256,
                 pool=_pool_of(session, plan, number),
-                min_updates=_min_updates(session, plan, roster),
+                # more than the quorum where a policy was tightened since
+                min_updates=max(min_updates_of(session, roster), plan.quorum),
             )
             _check_readable(transcript)
             signature = sign_transcript(transcript, self.coordinator_id, self.signing_key)
@@ -361,11 +361,6 @@ def _check_readable(transcript: Transcript) -> None:
         ) from error
 
 
-def _min_updates(session: Session, plan: Plan, roster: tuple[str, ...]) -> int:
-    """Return the least number of updates for a round: the plan's quorum, or more where a policy was tightened since."""
-    return max(min_updates_of(session, roster), plan.quorum)
-
-
 def min_updates_of_round(session: Session, run: str, number: int) -> int:
     """The least number of updates that a round's transcript binds; 0 where it binds none, as in protocol 1."""
     row = session.get(db.RoundTranscript, (run, number))
@@ -382,29 +377,34 @@ def _said(session: Session, silo: str) -> dict[str, Any]:
 
 
 @dataclass
-class Surroundings:
-    """Services of the coordinator that a run uses.
+class Dependencies:
+    """Dependencies of a driver and its runs; `main.Coordinator` makes them from a configuration.
 
     Attributes:
         now: UTC, ISO 8601.
         monotonic: seconds, for deadlines and durations only.
         publish: tells watchers (name, fields).
-        undone: calls what it is given where the transaction fails.
-        checkpoint: closes a round in the audit log.
         finished: writes adapter folder and run record of a run that ended.
-        agreements: what is signed before a round begins.
-        note_norm: told the L2 of a new adapter.
+        payload_digest: what the audit log says of a payload of that kind.
+        replies: makes what seals every reply.
     """
 
+    federation: str
+    spiffe_id: str
+    signing_key: Ed25519PrivateKey
+    silos: tuple[str, ...]
+    agreed: Agreed
+    store: db.Store
     blobs: Blobs
+    audit: AuditLog
+    ingress: Ingress
     now: Callable[[], str]
     monotonic: Callable[[], float]
     publish: Callable[[str, dict[str, Any]], None]
-    undone: Callable[[Callable[[], None]], None]
-    checkpoint: Callable[[], None]
     finished: Callable[[Session, db.Run], None]
-    agreements: Agreements
-    note_norm: Callable[[str, float], None]
+    payload_digest: Callable[[str, AnyPayload], dict[str, Any]]
+    poll_wait_seconds_max: float = 30.0
+    replies: Callable[..., Replies] = Replies
 
 
 @dataclass
@@ -412,15 +412,14 @@ class ActiveRun:
     """A run with a plan.
 
     Attributes:
-        life: where it stands.
+        life: its state in the tables.
         asked: what was asked of each silo beside public steps.
-        undrifted: rounds whose drift is not noted yet, oldest first.
     """
 
     plan: Plan
-    around: Surroundings
+    dependencies: Dependencies
+    agreements: Agreements
     asked: Mapping[str, Requests] = field(default_factory=dict)
-    undrifted: tuple[Undrifted, ...] = ()
     _opened_at: dict[int, float] = field(default_factory=dict)
     _ordinal: int = 0  # of the next event that is kept; 0 where the database is to be asked
 
@@ -466,7 +465,7 @@ class ActiveRun:
     def countersign(self, session: Session, peer: PeerIdentity, signature: bytes) -> bool:
         """A silo signed the open round's transcript. False: it did not."""
         number = self.life.open_round
-        if not self.around.agreements.countersign(session, self.plan, number, peer, signature):
+        if not self.agreements.countersign(session, self.plan, number, peer, signature):
             return False
         self.apply(session, rounds.Signed(peer.name, number))
         return True
@@ -475,7 +474,7 @@ class ActiveRun:
 
     def judged(self, event: rounds.Event) -> rounds.Outcome:
         """Return what the tables say of an event; nothing changes."""
-        return rounds.step(self.life, event, self.around.monotonic())
+        return rounds.step(self.life, event, self.dependencies.monotonic())
 
     def check(self, event: rounds.Event) -> rounds.Outcome:
         """Judge an event as `judged` does. Raises ConflictError, PeerError: the tables refuse it."""
@@ -529,8 +528,8 @@ class ActiveRun:
         self, session: Session, event: rounds.Event, outcome: rounds.Outcome, body: Message | None = None
     ) -> list[rounds.Event]:
         """Keep one accepted event and carry its effects out. Returns the events that follow from it."""
-        before, snapshot = self.life, (self.life, self._state, self.asked, self.undrifted, self._ordinal)
-        self.around.undone(lambda: self._restore(*snapshot))
+        before, snapshot = self.life, (self.life, self._state, self.asked, self._ordinal)
+        self.dependencies.store.once_undone(lambda: self._restore(*snapshot))
         ordinal = self._ordinal or db.next_ordinal(session, self.name)
         db.keep_transition(session, self.name, ordinal, db.as_json(rounds.to_fields(event)))
         self.life, self._ordinal = outcome.life, ordinal + 1
@@ -552,7 +551,7 @@ class ActiveRun:
         return follow
 
     def _restore(self, *before: Any) -> None:
-        self.life, self._state, self.asked, self.undrifted, self._ordinal = before
+        self.life, self._state, self.asked, self._ordinal = before
 
     def _told(self, event: rounds.Event, body: Message | None) -> CoordinatorEvent:
         """An event as the method knows it."""
@@ -561,7 +560,7 @@ class ActiveRun:
         if not isinstance(event, rounds.Contribution):
             return cast(CoordinatorEvent, event)
         if body is None:
-            body = body_of(event, self.around.blobs)
+            body = body_of(event, self.dependencies.blobs)
         if event.ungraded and isinstance(body, pb.PublicResponses):
             body = blank_responses(body, event.ungraded)
         return MessageArrived(event.silo, event.kind, event.round, event.step, body, event.digest)
@@ -577,11 +576,8 @@ class ActiveRun:
         Raises:
             OperationError: the events do not make the state that the run and its newest round are in.
         """
-        commits: dict[int, Commit] = {}
         ended: FinishRun | None = None
         for event in stored_events(session, self.name):
-            if isinstance(event, Commit):
-                commits[event.round] = event
             outcome = self.judged(event)
             if outcome.verdict is not Verdict.ACCEPTED:
                 raise OperationError(f"run {self.name}: its stored {rounds.name_of(self.life, event)} does not fit")
@@ -593,10 +589,6 @@ class ActiveRun:
                         self._note_asked(action)
                     elif isinstance(action, FinishRun):
                         ended = action
-        noted = set(session.scalars(select(db.Figure.round).where(db.Figure.run == self.name, db.Figure.name == DRIFT)))
-        for number in sorted(commits.keys() - noted):
-            if (row := session.get_one(db.Round, (self.name, number))).adapter_digest:
-                self._note_later(commits[number], row)
         newest = session.get(db.Round, (self.name, self.life.round))
         states = self._row(session).state, newest.state if newest is not None else "none"
         folded = self.life.state, self.life.round_state
@@ -622,10 +614,8 @@ class ActiveRun:
             case StartDeadline():
                 return self._must(session, action)
             case Note(name, number, step, fields):
-                silo = str(fields.get("silo", ""))
-                where = {"run": self.name, "round": number, "step": step, "silo": silo}
-                db.keep_figures(session, [where | {"name": name, "fields": db.as_json(dict(fields))}])
-                self.around.publish(f"note.{name}", {"run": self.name, "round": number, "step": step, **fields})
+                self._keep_figure(session, number, name, dict(fields), step=step, silo=str(fields.get("silo", "")))
+                self.dependencies.publish(f"note.{name}", {"run": self.name, "round": number, "step": step, **fields})
                 return []
             case Commit() | CloseRound() | FinishRun():
                 return self._must(session, action)
@@ -641,7 +631,7 @@ class ActiveRun:
                     state="open",
                     base_digest=action.body.base_digest,
                     public_steps=db.as_json(steps),
-                    opened_at=self.around.now(),
+                    opened_at=self.dependencies.now(),
                 )
             )
             session.flush()
@@ -652,11 +642,11 @@ class ActiveRun:
 
     def _with_transcript(self, session: Session, action: Send) -> Send:
         """Add the transcript to a message that opens or ends a round, whatever the method."""
-        agreements = self.around.agreements
+        agreements = self.agreements
         if isinstance(action.body, pb.RoundOpen):
             body, made = agreements.opening(session, self.plan, action.round, action.body, self.accepted)
-            if made:
-                seconds = seconds_for(self.plan)
+            if made:  # so long a round waits for the last signature once enough are there
+                seconds = min(self.plan.join_deadline_seconds, self.plan.round_deadline_seconds / ROUND_SHARE)
                 self._must(session, StartDeadline(f"{rounds.AGREEMENT}{action.round}", seconds))
             return replace(action, body=body)
         if isinstance(action.body, pb.RoundResult):
@@ -675,33 +665,32 @@ class ActiveRun:
         """Do what the tables say. Returns the events that follow from it."""
         match effect, event:
             case Effect.BEGIN, RunStarted(silos):
-                self._row(session).started_at = self.around.now()
-                self.around.publish("run.started", {"run": self.name, "silos": list(silos)})
+                self._row(session).started_at = self.dependencies.now()
+                self.dependencies.publish("run.started", {"run": self.name, "silos": list(silos)})
             case Effect.WITHDRAW, rounds.PlanDeclined(silo) | SiloLeft(silo):
-                self.around.publish("silo.left", {"run": self.name, "silo": silo})
+                self.dependencies.publish("silo.left", {"run": self.name, "silo": silo})
                 outbox.withdraw(session, silo, self.name)
             case Effect.NOTE_DECLINED, rounds.PlanDeclined(silo) | SiloLeft(silo):
-                where = {"run": self.name, "round": 0, "step": 0, "silo": silo}
-                db.keep_figures(session, [where | {"name": db.PLAN_DECLINED, "fields": "{}"}])
+                self._keep_figure(session, 0, db.PLAN_DECLINED, {}, silo=silo)
             case Effect.AGREE, _:
                 self.look_who_signed(session, deadline_passed=isinstance(event, DeadlinePassed))
             case Effect.INVITE, rounds.RoundOpened(number):
-                self._opened_at[number] = self.around.monotonic()
-                self.around.publish("round.opened", {"run": self.name, "round": number})
+                self._opened_at[number] = self.dependencies.monotonic()
+                self.dependencies.publish("round.opened", {"run": self.name, "round": number})
             case Effect.AGGREGATE, Commit():
                 return self._commit(session, event)
             case Effect.CLOSE, Committed(number) | CloseRound(number) | rounds.RoundAbandoned(number):
                 self._close(row := session.get_one(db.Round, (self.name, number)))
                 if isinstance(event, CloseRound):
                     row.participants = db.as_json(list(event.silos))
-                    self.around.checkpoint()
+                    self.dependencies.audit.checkpoint()
                 if not isinstance(event, rounds.RoundAbandoned):
                     digest = event.digest if isinstance(event, Committed) else row.base_digest
                     end = pb.RoundResult(committed=isinstance(event, Committed), adapter_digest=digest,
                                          participants=json.loads(row.participants))  # fmt: skip
-                    self.around.agreements.end(session, self.plan, number, end)
+                    self.agreements.end(session, self.plan, number, end)
                 if before.round_state == "open":
-                    self.around.publish(f"round.{self.life.round_state}", {"run": self.name, "round": number})
+                    self.dependencies.publish(f"round.{self.life.round_state}", {"run": self.name, "round": number})
             case Effect.SEND_AWAY, _:
                 self._send_away(session, self.silos, self.life.state, before.open_round)
             case Effect.DISMISS, _:
@@ -712,11 +701,11 @@ class ActiveRun:
 
     def look_who_signed(self, session: Session, *, deadline_passed: bool = False) -> None:
         """Let the open round begin at those who signed, once nobody is left to wait for."""
-        number, out, agreements = self.life.open_round, self.life.absent(), self.around.agreements
-        for silo, payload in agreements.look(session, self.plan, number, out=out, deadline_passed=deadline_passed):
+        number, out = self.life.open_round, self.life.absent()
+        for silo, payload in self.agreements.look(session, self.plan, number, out=out, deadline_passed=deadline_passed):
             outbox.queue(session, silo, Place(self.name, number, 0, "round.agreed"), payload)
             self._must(session, rounds.DeadlineDropped(f"{rounds.AGREEMENT}{number}"))
-            self.around.publish("round.agreed", {"run": self.name, "round": number, "silo": silo})
+            self.dependencies.publish("round.agreed", {"run": self.name, "round": number, "silo": silo})
 
     def _send_away(self, session: Session, silos: Iterable[str], outcome: str, number: int) -> None:
         """The run is over for these silos: what is queued is withdrawn, and whoever was given the plan is told. Else it
@@ -732,12 +721,10 @@ class ActiveRun:
     def _record(self, session: Session, reason: str, before: rounds.Life) -> None:
         if before.round_state not in ROUND_OVER and before.round:
             self._close(session.get_one(db.Round, (self.name, before.round)))
-        for each in self.undrifted:
-            self.note_drift(session, each, each.note(self.around.blobs))
         run = self._row(session)
-        run.reason, run.ended_at = reason, self.around.now()
-        self.around.finished(session, run)
-        self.around.publish("run.ended", {"run": self.name, "outcome": run.state, "reason": reason})
+        run.reason, run.ended_at = reason, self.dependencies.now()
+        self.dependencies.finished(session, run)
+        self.dependencies.publish("run.ended", {"run": self.name, "outcome": run.state, "reason": reason})
 
     def _commit(self, session: Session, action: Commit) -> list[rounds.Event]:
         row = session.get_one(db.Round, (self.name, action.round))
@@ -745,73 +732,75 @@ class ActiveRun:
         if fewest < min_updates_of_round(session, self.name, action.round):
             # A policy was tightened since the plan was signed: it is not for this run to be committed under (T58).
             event = {"run": self.name, "round": action.round, "reason": "MIN_UPDATES"}
-            self.around.publish("round.refused", event)
+            self.dependencies.publish("round.refused", event)
             return [rounds.RoundAbandoned(action.round), rounds.GivenUp("MIN_UPDATES")]
         try:
             digests = {result.receiver: self._result(session, row, result) for result in action.results}
         except AggregateRefusedError as error:
             # the ingress check lets no such upload in; if one is there, the old adapter stays and people must look
-            self.around.publish("round.refused", {"run": self.name, "round": action.round, "reason": error.message})
+            self.dependencies.publish(
+                "round.refused", {"run": self.name, "round": action.round, "reason": error.message}
+            )
             return [rounds.RoundAbandoned(action.round), rounds.GivenUp(error.code)]
         silos = [silo for silo in self.plan.silos if any(silo in result.silos for result in action.results)]
         row.participants = db.as_json(silos)
         if adapter := digests.get(EVERYBODY, ""):
             row.adapter_digest = self._row(session).adapter_digest = adapter
             if self.plan.aggregate in SHIFTING:
-                where = {"run": self.name, "round": row.number, "step": 0, "silo": ""}
-                fields = db.as_json(shift_note(self.around.blobs.get(adapter)))
-                db.keep_figures(session, [where | {"name": "shift", "fields": fields}])
-            self._note_later(action, row)
-        self.around.checkpoint()
+                self._keep_figure(session, row.number, "shift", shift_note(self.dependencies.blobs.get(adapter)))
+            self._note_drift(session, row, action.results[0])
+        self.dependencies.audit.checkpoint()
         event = {"run": self.name, "round": action.round, "silos": silos, "seconds": self._seconds(row)}
-        self.around.publish("round.committed", event)
+        self.dependencies.publish("round.committed", event)
         return [Committed(action.round, digests)]
 
     def _result(self, session: Session, row: db.Round, result: Result) -> str:
         """Make one result of a round, and name it in the database. Returns its digest."""
-        blobs, how, norm = self.around.blobs, self.method.aggregate(self.plan, result.silos), L2Sum()
+        blobs, how = self.dependencies.blobs, self.method.aggregate(self.plan, result.silos)
         master = blobs.get(row.base_digest) if isinstance(how, ElementWise) or how.master else None
         before = db.server_state_of(session, self.name, row.number)
         state = ServerState(blobs.get(before) if before else None)
         uploads = [blobs.get(digest) for digest in result.upload_digests]
-        made = aggregate(blobs, master, uploads, how, fixed=self.plan.lora.fixed_in(row.number), norm=norm, state=state)
+        made = aggregate(blobs, master, uploads, how, fixed=self.plan.lora.fixed_in(row.number), state=state)
         if state.after is not None:
             if result.receiver != EVERYBODY:
                 raise OperationError(f"{self.plan.method} keeps a state beside a result that is not for all")
             session.add(db.ServerState(run=self.name, round=row.number, digest=state.after.digest))
-        if result.receiver == EVERYBODY:
-            self.around.note_norm(made.digest, norm.norm)
-        else:
+        if result.receiver != EVERYBODY:
             participants = db.as_json(list(result.silos))
             where = {"run": self.name, "round": row.number, "receiver": result.receiver}
             session.add(db.RoundResult(**where, digest=made.digest, participants=participants))
         return made.digest
 
-    def _note_later(self, commit: Commit, row: db.Round) -> None:
-        """Have the drift of a round worked out whose updates are differences to an adapter that all silos have."""
-        if row.base_digest:
-            result = commit.results[0]
-            due = Undrifted(self.name, commit.round, result.silos, row.base_digest, result.upload_digests)
-            self.undrifted = (*self.undrifted, due)
+    def _note_drift(self, session: Session, row: db.Round, result: Result) -> None:
+        """Note how far apart a round's updates are, where they are differences to an adapter that all silos have. A
+        payload that cannot be read costs the note, and not the round."""
+        if not row.base_digest:
+            return
+        try:
+            payloads = [self.dependencies.blobs.get(each) for each in (row.base_digest, *result.upload_digests)]
+            fields = drift_note(result.silos, payloads[0], payloads[1:])
+            for payload in payloads:  # averaged, and the adapter before the newest: this was their last reader
+                payload.leave_memory()
+        except (FedSiloError, OSError, ValueError) as error:  # the disk's, too: read_at passes them on
+            place = {"run": self.name, "round": row.number}
+            log.warning("run %s round %d: its drift is not noted: %s", self.name, row.number, error, extra=place)
+        else:
+            self._keep_figure(session, row.number, DRIFT, fields)
 
-    def note_drift(self, session: Session, due: Undrifted, fields: Mapping[str, Any] | None) -> None:
-        """Keep what was worked out of a round, once. fields: None where nothing could be."""
-        if due not in self.undrifted:
-            return  # the run ended meanwhile, and its record has it
-        before = self.undrifted
-        self.around.undone(lambda: setattr(self, "undrifted", before))
-        self.undrifted = tuple(each for each in before if each != due)
-        if fields is not None:
-            where = {"run": self.name, "round": due.round, "step": 0, "silo": ""}
-            db.keep_figures(session, [where | {"name": DRIFT, "fields": db.as_json(fields)}])
+    def _keep_figure(
+        self, session: Session, number: int, name: str, fields: dict[str, Any], *, step: int = 0, silo: str = ""
+    ) -> None:
+        where = {"run": self.name, "round": number, "step": step, "silo": silo}
+        db.keep_figures(session, [where | {"name": name, "fields": db.as_json(fields)}])
 
     def _close(self, row: db.Round) -> None:
-        row.closed_at, row.seconds = self.around.now(), self._seconds(row)
+        row.closed_at, row.seconds = self.dependencies.now(), self._seconds(row)
 
     def _seconds(self, row: db.Round) -> float:
         """Since a round was opened; by the clock where that was before a restart."""
-        opened, now = self._opened_at.get(row.number), self.around.monotonic()
-        return row.seconds_until(self.around.now()) if opened is None else round(now - opened, 3)
+        opened, now = self._opened_at.get(row.number), self.dependencies.monotonic()
+        return row.seconds_until(self.dependencies.now()) if opened is None else round(now - opened, 3)
 
     def _row(self, session: Session) -> db.Run:
         run = session.get(db.Run, self.name)

@@ -12,11 +12,12 @@ passed over. A silo whose file comes after the round's deadline is late, as over
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from sqlalchemy import delete, select
@@ -27,7 +28,7 @@ from certs.identity import PeerIdentity, peer_identity
 from coordinator import outbox
 from coordinator import store as db
 from coordinator.blobs import AnyPayload, BytesPayload, chunks
-from coordinator.driver import Driver
+from coordinator.driver import Driver, Taken
 from coordinator.outbox import Reply
 from fedsilo.control.server import ControlServer
 from fedsilo.files.transfer_file import CarriedMessage, Header, TransferFile, TransferWriter
@@ -42,26 +43,23 @@ _KEPT = frozenset({"control.ack", "control.refusal", "control.checkpoint"})
 _BEFORE = "taken before"
 
 
-class Clock(Protocol):
-    def __call__(self) -> datetime:
-        """UTC, timezone-aware."""
-
-
+@dataclass
 class Transfers:
     """Takes files of silos that have no line, and writes those that go out to them, by signed command.
 
-    Args:
+    Attributes:
         driver: takes the messages and seals those that go out.
-        now: UTC.
+        now: UTC, timezone-aware.
         charter_digest: of the charter, for the log.
     """
 
-    def __init__(self, driver: Driver, *, trust_root_pem: bytes, now: Clock, charter_digest: str) -> None:
-        self._driver = driver
-        self._dependencies = driver.dependencies
-        self._trust_root_pem = trust_root_pem
-        self._now = now
-        self._charter_digest = charter_digest
+    driver: Driver
+    trust_root_pem: bytes
+    now: Callable[[], datetime]
+    charter_digest: str
+
+    def __post_init__(self) -> None:
+        self._dependencies = self.driver.dependencies
 
     def register(self, control_server: ControlServer) -> None:
         control_server.register_command("transfer.export", "transfer.export", self._ordered_export)
@@ -91,8 +89,8 @@ class Transfers:
             "sha256": result["sha256"],
             "messages": len(result["messages"]),
         }
-        with self._driver.changing():
-            policy, orders = {"effective": self._charter_digest}, [dict(command.order)] if command.order else None
+        with self.driver.changing():
+            policy, orders = {"effective": self.charter_digest}, [dict(command.order)] if command.order else None
             number = self._dependencies.audit.append(event, detail=detail, policy=policy, orders=orders)
         return {"record": number, "audit_size": self._dependencies.audit.size}
 
@@ -115,16 +113,16 @@ class Transfers:
             header = file.header
             if header.receiver != self._dependencies.spiffe_id or header.federation != self._dependencies.federation:
                 raise UsageError(f"{path} is for {header.receiver[:128]!r}, this is {self._dependencies.spiffe_id}")
-            peer = peer_identity(header.certificate_pem.encode(), self._trust_root_pem, self._now(), role="silo")
+            peer = peer_identity(header.certificate_pem.encode(), self.trust_root_pem, self.now(), role="silo")
             file.verify(peer.signing_public_key)
             for message in file.messages:
                 for _ in file.pieces(message):  # before the first is taken
                     pass
-            self._driver.importing.add(peer.name)
+            self.driver.importing.add(peer.name)
             try:
                 rows = [self._take(peer, file, message) for message in file.messages]
             finally:
-                self._driver.importing.discard(peer.name)
+                self.driver.importing.discard(peer.name)
             if any(row["answer"] != _BEFORE for row in rows):  # an old file says nothing of how it speaks at this time
                 self._mark(peer.name)
             return {"silo": peer.name, "sha256": file.digest, "messages": rows}
@@ -142,12 +140,12 @@ class Transfers:
             if envelope.sequence <= db.sequence_of(session, peer.name, envelope.run, "in"):
                 return row | {"answer": _BEFORE, "code": ""}
         with self._payload(file, message) as payload:
-            reply = self._driver.receive(peer, envelope, payload)
+            reply = self.driver.receive(peer, envelope, payload)
         answer = reply.envelope.kind
         code = codec.decode(pb.Refusal, _bytes(reply.payload)).code if answer == "control.refusal" else ""
         if code == WireCode.HALTED:  # which is no answer to the message
             raise OperationError("the coordinator takes nothing at this time", hint="import the file again", code=code)
-        with self._driver.changing(), self._dependencies.store.transaction() as session:
+        with self.driver.changing(), self._dependencies.store.transaction() as session:
             if answer in _KEPT and envelope.kind != "control.poll":
                 self._keep(session, peer.name, envelope, reply)
             if envelope.kind == "control.poll" and answer != "control.refusal":
@@ -190,13 +188,13 @@ class Transfers:
 
     def _mark(self, silo: str) -> None:
         """Its messages come in files, until it says hello over a line."""
-        with self._driver.changing(), self._dependencies.store.transaction() as session:
+        with self.driver.changing(), self._dependencies.store.transaction() as session:
             session.merge(db.CarriedSilo(silo=silo, since=self._dependencies.now()))
             session.flush()
-            for run in self._driver.runs.values():
+            for run in self.driver.runs.values():
                 if silo in run.silos:
                     run.look_who_signed(session)
-            self._driver.changing().notify_all()
+            self.driver.changing().notify_all()
 
     # ---- files out -----------------------------------------------------------------------------------
 
@@ -219,9 +217,9 @@ class Transfers:
         receiver = f"spiffe://{self._dependencies.federation}/silo/{silo}"
         header = Header(self._dependencies.federation, self._dependencies.spiffe_id, receiver, self._dependencies.now())
         with TransferWriter(path, header, self._dependencies.signing_key) as file:
-            with self._driver.changing(), self._dependencies.store.transaction() as session:
-                if self._driver.halted:
-                    raise OperationError(f"the coordinator is halted: {self._driver.halted}", code="HALTED")
+            with self.driver.changing(), self._dependencies.store.transaction() as session:
+                if self.driver.halted:
+                    raise OperationError(f"the coordinator is halted: {self.driver.halted}", code="HALTED")
                 answers = list(session.scalars(_answers_of(silo)))
                 sealed = self._sealed(session, silo)
                 waits_for = self._waits_for(session, silo)
@@ -245,10 +243,10 @@ class Transfers:
         """Each item under a new sequence. The newest one counts as its delivery: of two files, the silo may have taken
         in a part of either."""
         replies, listed, adapters = list[Reply](), list[db.OutboxItem](), dict[str, str]()
-        paused = [run.name for run in self._driver.runs.values() if run.life.paused_at is not None]
+        paused = [run.name for run in self.driver.runs.values() if run.life.paused_at is not None]
         for item in outbox.items(session, silo, but=paused):
             place = Place(item.run, item.round, item.step, item.kind)
-            reply = self._driver.replies.seal(session, silo, place, body=None, payload=BytesPayload(item.payload))
+            reply = self.driver.seal(session, silo, Taken(place, None, BytesPayload(item.payload)))
             item.delivered_sequence = reply.envelope.sequence
             listed.append(item)
             replies.append(reply)
@@ -256,28 +254,14 @@ class Transfers:
         outbox.count_as_lost(session, silo, but=listed)
         for digest, run in adapters.items():
             if db.may_fetch(session, silo, digest):
-                payload = self._dependencies.blobs.get(digest)
-                place = Place(run, 0, 0, "global.adapter")
-                reply = self._driver.replies.seal(session, silo, place, body=None, payload=payload)
-                replies.append(reply)
-        for reply in replies:
-            envelope = reply.envelope
-            number = envelope.round if envelope.run and db.is_round(session, envelope.run, envelope.round) else 0
-            db.count_message(
-                session,
-                silo=silo,
-                run=envelope.run,
-                round_number=number,
-                kind=envelope.kind,
-                direction="out",
-                payload_bytes=reply.payload.size_bytes,
-            )
+                adapter = Taken(Place(run, 0, 0, "global.adapter"), None, self._dependencies.blobs.get(digest))
+                replies.append(self.driver.seal(session, silo, adapter))
         return replies
 
     def _waits_for(self, session: Session, silo: str) -> list[str]:
         """Rounds that are open here and not signed by enough yet: a file written later holds their beginning."""
         rounds = []
-        for run in self._driver.runs.values():
+        for run in self.driver.runs.values():
             number = run.life.open_round
             row = session.get(db.RoundTranscript, (run.name, number)) if number and silo in run.life.places else None
             if row is not None and row.state in ("signing", "late"):

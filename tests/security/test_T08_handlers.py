@@ -154,11 +154,11 @@ PLACES: dict[str, Callable[[Served], tuple[Any, str]]] = {
     "the verdict": lambda served: (served.house.driver.dependencies.ingress, "judge"),
     "the record": lambda served: (served.house.driver, "_record"),
     "the effect": lambda served: (served.house.driver.services, "carry_out"),
-    "the reply": lambda served: (served.house.driver, "_sealed"),
+    "the reply": lambda served: (served.house.driver, "seal"),
     "the whole": lambda served: (served.house.driver, "receive"),
 }
 EFFECTS: dict[str, tuple[str, Any, str]] = {
-    "control.hello": ("_hello", hello(), ""),
+    "control.hello": ("_welcome", hello(), ""),
     "control.poll": ("_acknowledge", pb.Poll(), ""),
     "control.fetch": ("_adapter", pb.Fetch(digest="0" * 64), "run-1"),
     "control.abstain": ("_run_of", pb.Abstain(), "run-1"),

@@ -1233,7 +1233,7 @@ def test_T20_both_logs_and_the_run_record_keep_the_signed_result(tmp_path: Path)
 def test_T20_the_coordinator_signs_one_end_of_a_round_only(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     until_quiet(silos)
-    agreements: Agreements = house.driver.around.agreements
+    agreements: Agreements = house.driver.agreements
     with house.store.transaction() as session:
         plan = plan_from_canonical(session.get_one(db.Run, "run-1").plan)
         row = session.get_one(db.Round, ("run-1", 1))

@@ -27,10 +27,11 @@ from certs.identity import PeerIdentity
 from coordinator import store as db
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.control import Submissions
-from coordinator.driver import Dependencies, Driver
+from coordinator.driver import Driver
 from coordinator.ingress import Ingress
 from coordinator.outbox import Replies, Reply
 from coordinator.record import Outcome
+from coordinator.runs import Dependencies
 from coordinator.store import Store
 from fedsilo.audit.log import AuditLog
 from fedsilo.files.run_request import Agreed, Fixed

@@ -177,7 +177,7 @@ class EndGrader:
 def before_answers(folder: Path, policy: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[House, SimulatedSilo]:
     """Round 1 stands open and step 2 is asked for."""
     house, silos = step_asked_for(folder, policy=policy)
-    monkeypatch.setattr(house.driver.dependencies.ingress, "_grading", AnswerGrading([EndGrader()], lambda _: 60.0))
+    monkeypatch.setattr(house.driver.dependencies.ingress, "grading", AnswerGrading([EndGrader()], lambda _: 60.0))
     return house, silos[2]
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ from safetensors import safe_open
 import coordinator.aggregate as aggregate_module
 from coordinator.aggregate import (
     AggregateRefusedError,
-    L2Sum,
     aggregate,
     initial_adapter,
     l2_norm,
@@ -179,49 +175,17 @@ def test_a_payload_on_a_local_disk_is_opened_once_and_closed_with_its_object(tmp
     assert opened() == 0
 
 
-def test_the_norm_of_what_is_made_is_that_of_what_is_read(tmp_path: Path) -> None:
-    master = factors(drawn(0), "")
-    made = aggregate(Blobs(tmp_path), master, [factors(drawn(1), master.digest)], MEAN, norm=(norm := L2Sum()))
-    assert norm.norm == l2_norm(made) > 0
-    others = L2Sum()
-    aggregate(Blobs(tmp_path), master, [factors(drawn(1), master.digest)], MEAN, tile_elements=5, norm=others)
-    assert others.norm == norm.norm, "in whatever tiles"
+@pytest.mark.parametrize("block", [1, 7, 64, 1 << 16])
+def test_a_norm_is_the_root_of_all_squares_in_whatever_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(aggregate_module, "SUMMED_ELEMENTS", block)
+    tensors = drawn(4)
+    squares = math.fsum(float(value) ** 2 for values in tensors.values() for value in values.reshape(-1))
+    # so many products and sums, each right to 2^-53 of itself
+    assert l2_norm(factors(tensors, "")) == pytest.approx(math.sqrt(squares), rel=1e-13)
 
 
-@pytest.mark.parametrize("room", [1, 7, 64, 1 << 16])
-def test_a_norm_does_not_depend_on_the_pieces_it_is_given(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    monkeypatch.setattr(aggregate_module, "SUMMED_ELEMENTS", room)
-    values = np.random.default_rng(4).normal(0, 1, 200).astype(np.float32)
-    whole = L2Sum()
-    whole.add(values)
-    for cuts in ([0, 200], [0, 1, 64, 65, 200], list(range(201)), [0, 0, 13, 13, 200]):
-        pieces = L2Sum()
-        for start, stop in itertools.pairwise(cuts):
-            pieces.add(values[start:stop])
-        assert pieces.norm == whole.norm
-    # 200 products and sums, each right to 2^-53 of itself
-    assert whole.norm == pytest.approx(math.sqrt(math.fsum(float(value) ** 2 for value in values)), rel=1e-13)
-
-
-def test_where_no_thread_is_to_be_had_what_is_made_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    master = factors(drawn(0), "")
-    upload, norms = factors(drawn(1, 1e-3), master.digest), (L2Sum(), L2Sum())
-    expected = aggregate(Blobs(tmp_path / "one"), master, [upload], MEAN, tile_elements=5, norm=norms[0])
-    real, calls = ThreadPoolExecutor.submit, list[int]()
-
-    def submit(pool: ThreadPoolExecutor, *call: Any) -> Any:
-        calls.append(1)
-        if len(calls) % 2:  # others are still to be written when one is refused
-            return real(pool, *call)
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
-    made = aggregate(Blobs(tmp_path / "other"), master, [upload], MEAN, tile_elements=5, norm=norms[1])
-    assert len(calls) > 3 and made.digest == expected.digest and norms[0].norm == norms[1].norm
-
-
-def test_arithmetic_that_fails_while_tiles_are_written_leaves_nothing(tmp_path: Path) -> None:
-    master, blobs, threads = factors(drawn(0), ""), Blobs(tmp_path), threading.active_count()
+def test_arithmetic_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    master, blobs = factors(drawn(0), ""), Blobs(tmp_path)
     calls: list[int] = []
 
     def failing(tile: Any, deltas: Any, state: Any) -> Any:
@@ -232,7 +196,7 @@ def test_arithmetic_that_fails_while_tiles_are_written_leaves_nothing(tmp_path: 
 
     with pytest.raises(ZeroDivisionError):
         aggregate(blobs, master, [factors(drawn(1), master.digest)], ElementWise(failing), tile_elements=2)
-    assert list(blobs.arriving.iterdir()) == [] and threading.active_count() == threads
+    assert list(blobs.arriving.iterdir()) == []
 
 
 def test_many_uploads_have_smaller_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,7 +239,7 @@ def before_the_first_answers(
     """Round 1 stands open, step 2 has been asked for, and hospital_c has not answered yet."""
     house, silos = step_asked_for(folder)
     grader = CountingGrader()
-    monkeypatch.setattr(house.driver.dependencies.ingress, "_grading", AnswerGrading([grader], lambda _: 60.0))
+    monkeypatch.setattr(house.driver.dependencies.ingress, "grading", AnswerGrading([grader], lambda _: 60.0))
     return house, silos[2], grader
 
 

@@ -181,12 +181,12 @@ def test_a_transaction_that_fails_leaves_the_run_in_memory_as_it_is_in_the_datab
     house, silos = in_midst(tmp_path)
     *_, last = silos
     run, payload = house.driver.runs["run-1"], last.delta_payload(1)
-    before = run.life, run._state, run.asked, run.undrifted
+    before = run.life, run._state, run.asked
     with monkeypatch.context() as patched:
-        patched.setattr(house.driver.around, "checkpoint", lambda: 1 // 0)
+        patched.setattr(house.audit, "checkpoint", lambda: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             last.say("lora.factors", payload, run="run-1", number=1)
-    assert (run.life, run._state, run.asked, run.undrifted) == before and not house.driver.halted
+    assert (run.life, run._state, run.asked) == before and not house.driver.halted
     assert timeless(house.rows(lambda session: stored_life(session, run.plan))) == timeless(run.life)
     # it counted against the silo's budget (T11), so the round goes on without it, and is whole for the others
     assert isinstance(last.say("lora.factors", payload, run="run-1", number=1), pb.Refusal)
@@ -309,7 +309,7 @@ def in_round(folder: Path) -> tuple[House, list[SimulatedSilo]]:
     return house, silos
 
 
-@pytest.mark.parametrize("where", ["_sealed", "the end"])
+@pytest.mark.parametrize("where", ["seal", "the end"])
 def test_T11_counts_in_memory_are_those_of_the_database_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -318,8 +318,8 @@ def test_T11_counts_in_memory_are_those_of_the_database_after_a_failure(
     assert book_in_memory(house, silo.name) == book_in_database(house, silo.name)
     before = json.loads(book_in_database(house, silo.name))["recent"]["control"]
     with monkeypatch.context() as patched:
-        if where == "_sealed":  # after it was counted; what is counted of it then is stored again
-            patched.setattr(house.driver, where, fails_once(RuntimeError("late"), house.driver._sealed))
+        if where == "seal":  # after it was counted; what is counted of it then is stored again
+            patched.setattr(house.driver, where, fails_once(RuntimeError("late"), house.driver.seal))
             with pytest.raises(RuntimeError, match="late"):
                 silo.say("control.heartbeat", pb.Heartbeat())
         else:
@@ -327,7 +327,7 @@ def test_T11_counts_in_memory_are_those_of_the_database_after_a_failure(
             patched.setattr(db, "write_counts", fails_once(full, db.write_counts))
             with pytest.raises(OperationError, match="no space left"):
                 silo.say("control.heartbeat", pb.Heartbeat())
-    if where == "_sealed":
+    if where == "seal":
         assert book_in_memory(house, silo.name) == book_in_database(house, silo.name)
         after = json.loads(book_in_database(house, silo.name))["recent"]["control"]
         assert len(after) == len(before) + 1, "counted once all the same"
@@ -349,8 +349,8 @@ def test_T11_T29_a_run_whose_end_was_undone_goes_on_with_its_counts(
             raise RuntimeError("after the end")
         return whole(*of, **more)
 
-    whole = driver._sealed
-    monkeypatch.setattr(driver, "_sealed", sealed)
+    whole = driver.seal
+    monkeypatch.setattr(driver, "seal", sealed)
     with pytest.raises(RuntimeError, match="after the end"):
         until_quiet(silos)
     assert list(driver.runs) == ["run-1"] and house.run().state == "running"

@@ -159,9 +159,7 @@ def test_a_silo_that_is_slow_and_goes_on_is_waited_for(tmp_path: Path) -> None:
     assert (house.round(1).state, json.loads(house.round(1).participants)) == ("committed", list(SILOS))
 
 
-def test_the_norm_of_a_round_s_adapter_is_known_and_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_round_s_adapter_is_read_once_for_its_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house, silos = federation(tmp_path)
     house.submit()
     for silo in silos:
@@ -171,18 +169,7 @@ def test_the_norm_of_a_round_s_adapter_is_known_and_not_read_again(
     until_quiet(silos)
     run = house.run()
     assert run.state == "finished" and run.adapter_digest != run.base_digest
-    assert read == [run.base_digest], "the first one alone, which nobody averaged"
-
-
-def test_of_many_adapters_the_norms_noted_last_are_known() -> None:
-    known = driver.MessageContexts(None, {})  # type: ignore[arg-type]  # nothing is read
-    for number in range(driver.NORMS_KEPT + 1):
-        known.note_norm(str(number), float(number))
-    assert [known._norm(str(number)) for number in range(1, driver.NORMS_KEPT + 1)] == list(
-        range(1, driver.NORMS_KEPT + 1)
-    )
-    with pytest.raises(AttributeError):  # the oldest would be read
-        known._norm("0")
+    assert read == [house.round(number).base_digest for number in (1, 2)]
 
 
 def test_declining_the_round_does_not_make_the_others_wait(tmp_path: Path) -> None:

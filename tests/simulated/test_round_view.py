@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -35,7 +34,15 @@ from silo.guard.answers.curves import FigureHistory, prompts_answered
 from silo.link import LinkMessage
 from tests.policies import setting
 from tests.policies.setting import SCHEMA
-from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, played, until_quiet
+from tests.simulated.coordinator_parts import (
+    SILOS,
+    House,
+    SimulatedSilo,
+    federation,
+    played,
+    started_again,
+    until_quiet,
+)
 from tests.simulated.queries import CHARTER, as_json, long_log, rounds_of
 from tests.simulated.test_aggregate import drawn, factors
 from tests.world import ADAPTER, Loop
@@ -587,93 +594,23 @@ def one_round_committed(folder: Path) -> tuple[House, list[SimulatedSilo]]:
     return house, silos
 
 
-def test_a_round_is_committed_before_its_drift_is_worked_out_and_noted_once(tmp_path: Path) -> None:
+def test_a_committed_round_has_its_drift_noted_once_also_after_a_restart(tmp_path: Path) -> None:
     house, _ = one_round_committed(tmp_path)
-    assert drifts(house) == {} and house.driver.runs["run-1"].undrifted
-    assert house.driver.drift.note() is True
-    assert list(drifts(house)) == [1] and len(drifts(house)[1]) == 1
-    assert house.driver.drift.note() is False and len(drifts(house)[1]) == 1
-
-
-def test_while_it_is_worked_out_a_message_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock is free: within the work, another thread has a poll answered."""
-    house, silos = one_round_committed(tmp_path)
-    answered: list[Any] = []
-
-    def slow(*_: Any) -> dict[str, Any]:
-        other = threading.Thread(target=lambda: answered.append(silos[0].poll()))
-        other.start()
-        other.join(10.0)
-        return {"silos": []}
-
-    monkeypatch.setattr("coordinator.aggregate.drift_note", slow)
-    house.driver.drift.note()
-    assert len(answered) == 1 and drifts(house) == {1: [{"silos": []}]}
+    assert {number: len(notes) for number, notes in drifts(house).items()} == {1: 1}
+    again = started_again(house)
+    assert {number: len(notes) for number, notes in drifts(again).items()} == {1: 1}
 
 
 @pytest.mark.parametrize("error", [OSError(5, "the disk"), ValueError("no payload")], ids=["disk", "payload"])
 def test_a_payload_that_cannot_be_read_costs_the_note_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    house, _ = one_round_committed(tmp_path)
-
     def unreadable(*_: Any) -> dict[str, Any]:
         raise error
 
-    monkeypatch.setattr("coordinator.aggregate.drift_note", unreadable)
-    assert house.driver.drift.note() is True and house.driver.drift.note() is False
-    assert drifts(house) == {} and not house.driver.halted
-
-
-@pytest.mark.parametrize("noted_before", [False, True])
-def test_what_a_kill_left_over_is_noted_after_the_restart(tmp_path: Path, noted_before: bool) -> None:
+    monkeypatch.setattr("coordinator.runs.drift_note", unreadable)
     house, _ = one_round_committed(tmp_path)
-    if noted_before:
-        house.driver.drift.note()
-    house.close()
-    again = House(tmp_path, clock=house.clock)
-    assert bool(again.driver.runs["run-1"].undrifted) is not noted_before
-    while again.driver.drift.note():
-        pass
-    assert {number: len(notes) for number, notes in drifts(again).items()} == {1: 1}
-    again.close()
-
-
-def test_a_run_that_ends_meanwhile_has_the_note_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    house, _ = one_round_committed(tmp_path)
-    run, whole = house.driver.runs["run-1"], drift_note
-
-    def ended_meanwhile(*given: Any) -> dict[str, Any]:
-        monkeypatch.undo()
-        with house.driver.changing(), house.store.transaction() as session:
-            run.abort(session)
-        return whole(*given)
-
-    monkeypatch.setattr("coordinator.aggregate.drift_note", ended_meanwhile)
-    house.driver.drift.note()
-    assert [note["name"] for note in house.record()["rounds"][0]["notes"]].count(NAME) == 1
-    assert {number: len(notes) for number, notes in drifts(house).items()} == {1: 1}
-
-
-def test_the_thread_notes_what_is_committed_and_ends_with_the_coordinator(tmp_path: Path) -> None:
-    house, _ = one_round_committed(tmp_path)
-    run, noted = house.driver.runs["run-1"], threading.Event()
-    whole = run.note_drift
-    run.note_drift = lambda *given: (whole(*given), noted.set())  # type: ignore[method-assign, assignment, func-returns-value]
-    thread = threading.Thread(target=house.driver.drift.keep_noting, daemon=True)
-    thread.start()
-    assert noted.wait(30.0)
-    house.driver.stop()
-    thread.join(10.0)
-    assert not thread.is_alive() and list(drifts(house)) == [1]
-
-
-def test_a_payload_that_cannot_be_read_costs_the_note_alone(tmp_path: Path) -> None:
-    house, _ = one_round_committed(tmp_path)
-    [due] = house.driver.runs["run-1"].undrifted
-    Path(house.blobs.get(due.uploads[0]).path).unlink()
-    assert house.driver.drift.note() is True and house.driver.drift.note() is False
-    assert drifts(house) == {} and not house.driver.halted
+    assert drifts(house) == {} and not house.driver.halted and house.round(1).state == "committed"
 
 
 @pytest.mark.slow
@@ -685,11 +622,10 @@ def test_what_was_averaged_leaves_memory_when_its_drift_is_noted(
     leave = FilePayload.leave_memory
     monkeypatch.setattr(FilePayload, "leave_memory", lambda payload: left.append(payload.digest) or leave(payload))
     house, _ = one_round_committed(tmp_path)
-    [due] = house.driver.runs["run-1"].undrifted
-    assert left == [] and len(due.uploads) == len(SILOS)
-    assert house.driver.drift.note() is True
-    assert sorted(left) == sorted([due.base_digest, *due.uploads])
-    assert all(house.blobs.get(digest).read_at(0, 8) for digest in left)
+    uploads = house.rows(lambda session: session.scalars(select(db.Upload).where(db.Upload.round == 1)).all())
+    updates = [upload.digest for upload in uploads if upload.kind == "lora.factors"]
+    assert len(updates) == len(SILOS)
+    assert sorted(left) == sorted([house.round(1).base_digest, *updates])
 
 
 def test_whether_a_payload_has_a_tensor_is_known_without_reading_it() -> None:
