@@ -64,7 +64,6 @@ from fedsilo.audit import polls
 from fedsilo.audit.checkpoint import Checkpoint
 from fedsilo.audit.log import AuditLog
 from fedsilo.audit.polls import PollWindows
-from fedsilo.files.run_request import Agreed
 from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, PeerError, WireCode

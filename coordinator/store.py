@@ -59,6 +59,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TextClause,
     and_,
     bindparam,
     create_engine,
@@ -356,10 +357,7 @@ def _said(error: DBAPIError) -> str:
     return str(primary or error.orig).strip().partition("\n")[0]
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
-# ---- rows --------------------------------------------------------------------------------------------------------
+# ---- tables ------------------------------------------------------------------------------------------------------
 
 # SQLite numbers rows by itself only for a plain INTEGER key
 _RowId = BigInteger().with_variant(Integer, "sqlite")
@@ -389,6 +387,15 @@ def where_its(*columns: Any) -> ColumnElement[bool]:
 
 def its(**values: Any) -> dict[str, Any]:
     return {f"its_{name}": value for name, value in values.items()}
+
+
+def upsert(rows: type[Base], changed: str) -> TextClause:
+    """Return the statement that stores a row, given by all its columns, or changes the one of its key. Both databases
+    take it in these words, for which SQLAlchemy has a form for each."""
+    table = table_of(rows)
+    names, key = table.columns.keys(), ", ".join(table.primary_key.columns.keys())
+    places = f"({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
+    return text(f"INSERT INTO {table.name} {places} ON CONFLICT ({key}) DO UPDATE SET {changed}")
 
 
 class Run(Base):
@@ -689,7 +696,7 @@ class Known:
 
 
 class Store:
-    """The
+    """The coordinator's database.
 
     Args:
         url: SQLAlchemy URL, such as `sqlite:////var/lib/fedsilo/coordinator.db` or `postgresql://fedsilo@db/fedsilo`.
@@ -850,21 +857,16 @@ def named_errors() -> Iterator[None]:
 
 
 _ANYTHING = select(LogPlace.size).limit(1)  # of a table, or SQLite would not look at its file
-_ITS_COUNTER = where_its(SequenceCounter.silo, SequenceCounter.run, SequenceCounter.direction)
-_SEQUENCE = select(SequenceCounter.value).where(_ITS_COUNTER)
-_NUMBER = update(table_of(SequenceCounter)).where(_ITS_COUNTER).values(value=bindparam("value"))
-_RAISE = _NUMBER.where(SequenceCounter.value < bindparam("value"))
-_FIRST_NUMBER = insert(table_of(SequenceCounter))
-# Both databases take it so, and SQLAlchemy has a form of it for each.
-_COUNT = text(
-    "INSERT INTO traffic (silo, run, round, kind, direction, messages, payload_bytes)"
-    " VALUES (:silo, :run, :round, :kind, :direction, 1, :payload_bytes)"
-    " ON CONFLICT (silo, run, round, kind, direction) DO UPDATE SET"
-    " messages = traffic.messages + 1, payload_bytes = traffic.payload_bytes + excluded.payload_bytes"
+_SEQUENCE = select(SequenceCounter.value).where(
+    where_its(SequenceCounter.silo, SequenceCounter.run, SequenceCounter.direction)
+)
+_SET_SEQUENCE = upsert(SequenceCounter, "value = excluded.value")
+_RAISE = upsert(SequenceCounter, "value = excluded.value WHERE sequences.value < excluded.value")
+_COUNT = upsert(
+    Traffic, "messages = traffic.messages + 1, payload_bytes = traffic.payload_bytes + excluded.payload_bytes"
 )
 _COUNTS = select(Book.counts).where(where_its(Book.silo))
-_COUNT_ON = update(table_of(Book)).where(where_its(Book.silo)).values(counts=bindparam("counts"))
-_FIRST_COUNTS = insert(table_of(Book))
+_SET_COUNTS = upsert(Book, "counts = excluded.counts")
 _LOG_PLACE = update(table_of(LogPlace)).where(where_its(LogPlace.origin)).values(size=bindparam("value"))
 _KEEP_TRANSITION = insert(table_of(Transition))
 _KEEP_FIGURES = insert(table_of(Figure))
@@ -878,17 +880,13 @@ def sequence_of(session: Session, silo: str, run: str, direction: str) -> int:
 
 
 def set_sequence(session: Session, silo: str, run: str, direction: str, value: int) -> None:
-    connection, key = session.connection(), {"silo": silo, "run": run, "direction": direction}
-    if not connection.execute(_NUMBER, its(**key) | {"value": value}).rowcount:
-        connection.execute(_FIRST_NUMBER, key | {"value": value})
+    row = {"silo": silo, "run": run, "direction": direction, "value": value}
+    session.connection().execute(_SET_SEQUENCE, row)
 
 
 def raise_sequence(session: Session, silo: str, run: str, value: int) -> None:
     """Remember the highest sequence taken from a silo in a run; a retry's older one changes nothing."""
-    key = its(silo=silo, run=run, direction="in")
-    raised = session.connection().execute(_RAISE, key | {"value": value}).rowcount
-    if not raised and value > sequence_of(session, silo, run, "in"):
-        set_sequence(session, silo, run, "in", value)  # the first one
+    session.connection().execute(_RAISE, {"silo": silo, "run": run, "direction": "in", "value": value})
 
 
 def counts_of(session: Session, silo: str) -> str:
@@ -897,9 +895,7 @@ def counts_of(session: Session, silo: str) -> str:
 
 
 def set_counts(session: Session, silo: str, counts: str) -> None:
-    connection = session.connection()
-    if not connection.execute(_COUNT_ON, its(silo=silo) | {"counts": counts}).rowcount:
-        connection.execute(_FIRST_COUNTS, {"silo": silo, "counts": counts})
+    session.connection().execute(_SET_COUNTS, {"silo": silo, "counts": counts})
 
 
 def set_log_size(session: Session, origin: str, size: int) -> None:
@@ -923,7 +919,7 @@ def count_message(
 ) -> None:
     """Counted with `write_counts`, when the transaction ends: most messages have an answer, which is counted, too."""
     key = {"silo": silo, "run": run, "round": round_number, "kind": kind, "direction": direction}
-    session.info.setdefault("traffic", []).append(key | {"payload_bytes": payload_bytes})
+    session.info.setdefault("traffic", []).append(key | {"messages": 1, "payload_bytes": payload_bytes})
 
 
 def write_counts(session: Session) -> None:
@@ -985,15 +981,12 @@ def may_fetch(session: Session, silo: str, digest: str) -> bool:
 def traffic_table(session: Session, run: str | None = None) -> list[dict[str, Any]]:
     """Payload bytes by silo, direction and kind, summed over rounds, of one run or of everything."""
     write_counts(session)
-    rows: dict[tuple[str, str, str], list[int]] = {}
-    query = select(Traffic) if run is None else select(Traffic).where(Traffic.run == run)
-    for row in session.scalars(query):
-        total = rows.setdefault((row.silo, row.direction, row.kind), [0, 0])
-        total[0] += row.messages
-        total[1] += row.payload_bytes
-    return [
-        {"silo": silo, "direction": direction, "kind": kind, "messages": messages, "bytes": size}
-        for (silo, direction, kind), (messages, size) in sorted(rows.items())
+    names = (Traffic.silo, Traffic.direction, Traffic.kind)
+    query = select(*names, sql.sum(Traffic.messages), sql.sum(Traffic.payload_bytes)).group_by(*names).order_by(*names)
+    rows = session.execute(query if run is None else query.where(Traffic.run == run))
+    return [  # PostgreSQL's sums of whole numbers are decimal ones
+        {"silo": silo, "direction": direction, "kind": kind, "messages": int(messages), "bytes": int(size)}
+        for silo, direction, kind, messages, size in rows
     ]
 
 

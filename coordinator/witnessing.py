@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from sqlalchemy import bindparam, delete, func, insert, select, tuple_, update
+from sqlalchemy import bindparam, delete, func, insert, select, tuple_
 from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
@@ -63,12 +63,7 @@ _COSIGNATURES = (
     .where(_SIGNED_ROWS.c.silo == bindparam("owner"))
     .order_by(_SIGNED_ROWS.c.witness)
 )
-_SIGN_FIRST = insert(_SIGNED_ROWS)
-_SIGN = (
-    update(_SIGNED_ROWS)
-    .where(_SIGNED_ROWS.c.silo == bindparam("its_silo"), _SIGNED_ROWS.c.witness == bindparam("its_witness"))
-    .values(size=bindparam("its_size"), note=bindparam("its_note"))
-)
+_SIGN = db.upsert(db.Countersigned, "size = excluded.size, note = excluded.note")
 _UNSEEN = (
     select(_SHOWN_ROWS)
     .where(_SHOWN_ROWS.c.silo == bindparam("owner"), _SHOWN_ROWS.c.size > bindparam("seen"))
@@ -113,20 +108,6 @@ class Relay:
         self.waiting: set[str] = set()
         self.contradicting: set[str] = set()
 
-    def exchange(self, session: Session, peer: PeerIdentity, theirs: pb.Checkpoint) -> pb.Checkpoint:
-        """Take in a silo's checkpoint and cosignatures; answer with ours, and with what others have for it.
-
-        Args:
-            session: the caller's transaction.
-            peer: the sender; its log and key bear the name of its certificate.
-            theirs: what it sent.
-
-        Raises:
-            PeerError: its log lost or changed records, or a signature does not verify; nothing is countersigned.
-            OperationError: our memory of its log cannot be stored.
-        """
-        return self.answer(session, peer, theirs, self.take_in(peer, theirs))
-
     def contradiction(self) -> OperationError | None:
         """Return whether a silo countersigned records under this key that are not in this log: another copy went on
         (T38)."""
@@ -137,7 +118,16 @@ class Relay:
         return OperationError(cause, code=OWN_HISTORY_LOST)
 
     def take_in(self, peer: PeerIdentity, theirs: pb.Checkpoint) -> Checkpoint | None:
-        """Countersign what it sent of its own log. Returns and raises as `AuditLog.take`, but PeerError for a no."""
+        """Countersign what a silo sent of its own log. Returns the checkpoint, as `AuditLog.take`.
+
+        Args:
+            peer: the sender; its log and key bear the name of its certificate.
+            theirs: what it sent.
+
+        Raises:
+            PeerError: its log lost or changed records, or a signature does not verify; nothing is countersigned.
+            OperationError: our memory of its log cannot be stored.
+        """
         try:
             self._audit.trust_peer(peer.spiffe_id, peer.signing_public_key)
             self._compare_clocks(peer, theirs.cosigned_note)
@@ -165,7 +155,8 @@ class Relay:
     def answer(
         self, session: Session, peer: PeerIdentity, theirs: pb.Checkpoint, taken: Checkpoint | None
     ) -> pb.Checkpoint:
-        """The second half of `exchange`. taken: of the first one, `take_in`."""
+        """Answer a checkpoint with ours, and with what others have for the silo; keep the cosignatures that it brought.
+        taken: of `take_in`, in the caller's transaction."""
         answer = self._audit.offer(peer.spiffe_id)
         self._handed[peer.name] = self._audit.offered_size
         self.contradicting.discard(peer.spiffe_id)
@@ -281,13 +272,9 @@ def _keep_cosignatures(
                 # of the very text that was shown, or an error
                 note = merge_signatures(shown[owner, checkpoint.size], only_signed_by(text, [key]))
                 later[owner] = checkpoint.size, note
-    rows = [
-        {"silo": owner, "witness": witness.name, "size": size, "note": note} for owner, (size, note) in later.items()
-    ]
-    if first := [row for row in rows if row["silo"] not in before]:
-        connection.execute(_SIGN_FIRST, first)
-    if further := [{f"its_{name}": value for name, value in row.items()} for row in rows if row["silo"] in before]:
-        connection.execute(_SIGN, further)
+    if later:
+        rows = [{"silo": owner, "size": size, "note": note} for owner, (size, note) in later.items()]
+        connection.execute(_SIGN, [row | {"witness": witness.name} for row in rows])
     return set(later)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from certs.authority import create_ca
 from certs.identity import PeerIdentity, peer_identity
@@ -86,6 +87,11 @@ class Silo:
         return [(record["peer"], record["reasons"][0]) for record in records if record["decision"] == "deny"]
 
 
+def exchanged(relay: Relay, session: Session, peer: PeerIdentity, theirs: pb.Checkpoint) -> pb.Checkpoint:
+    """The coordinator's answer to one checkpoint."""
+    return relay.answer(session, peer, theirs, relay.take_in(peer, theirs))
+
+
 @dataclass
 class Net:
     folder: Path
@@ -113,7 +119,7 @@ class Net:
         sent = silo.witnessing.message(same=same)
         self.last_sent = sent
         with self.store.transaction() as session:
-            answer = self.relay.exchange(session, silo.peer, sent)
+            answer = exchanged(self.relay, session, silo.peer, sent)
         self.tamper(silo, answer)
         silo.witnessing.take_in(answer)
         return answer
@@ -342,8 +348,8 @@ def test_T38_what_is_no_cosignature_of_a_shown_checkpoint_is_not_carried(net: Ne
         sent = witness.witnessing.message(same=True)
         sent.countersigned.append(note)
         with net.store.transaction() as session:
-            net.relay.exchange(session, witness.peer, sent)
-            answer = net.relay.exchange(session, net.silos["hospital_a"].peer, message)
+            exchanged(net.relay, session, witness.peer, sent)
+            answer = exchanged(net.relay, session, net.silos["hospital_a"].peer, message)
         by = [parse_note(text) for text in answer.countersigned]
         return {parse_checkpoint(n.text).size for n in by if any(s.name == spiffe("hospital_b") for s in n.signatures)}
 
@@ -426,7 +432,7 @@ def test_T38_many_silos_fit_into_control_messages(tmp_path: Path, silos: int) ->
         shown = {name: silo.witnessing.message(same=False) for name, silo in net.silos.items()}
         for name in names[:-1]:  # they show themselves and look at nobody
             with net.store.transaction() as session:
-                net.relay.exchange(session, net.silos[name].peer, shown[name])
+                exchanged(net.relay, session, net.silos[name].peer, shown[name])
         sizes: list[int] = []
         while not sizes or last.name in net.relay.waiting or last.witnessing.owes:
             answer = net.exchange(last.name, same=bool(sizes))
@@ -438,7 +444,7 @@ def test_T38_many_silos_fit_into_control_messages(tmp_path: Path, silos: int) ->
             silo = net.silos[name]
             shown[name].countersigned.append(cosign(shown["site_00"].note, spiffe(name), silo.key, int(setting.NOW)))
             with net.store.transaction() as session:
-                net.relay.exchange(session, silo.peer, shown[name])
+                exchanged(net.relay, session, silo.peer, shown[name])
             first.log.trust_peer(spiffe(name), silo.key.public_key())
         first.log.trust_peer(spiffe(last.name), last.key.public_key())
         answer = net.exchange("site_00", same=True)
@@ -597,7 +603,7 @@ def killed(net: Net, name: str, monkeypatch: pytest.MonkeyPatch, at: int) -> boo
 
     with monkeypatch.context() as patched, pytest.raises(KilledError), net.store.transaction() as session:
         patched.setattr(os, "fsync", flush)
-        net.relay.exchange(session, silo.peer, sent)
+        exchanged(net.relay, session, silo.peer, sent)
         raise KilledError
     restarted(net)
     return flushes == at
