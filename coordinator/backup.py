@@ -230,11 +230,7 @@ def take_out(backup: Path, files: Mapping[str, Any], folder: Path) -> list[Path]
             continue
         data = read_regular(backup / name)
         if sha256_hex(data) != row["sha256"]:
-            raise VerificationError(
-                f"{backup / name} was changed while the backup was being restored",
-                code="BACKUP_DAMAGED",
-                hint="who else may write there? take a copy",
-            )
+            raise _changed_meanwhile(backup / name)
         if (folder / place).exists() and read_regular(folder / place) != data:
             raise ConflictError(
                 f"{folder / place} is there already, and differs: nothing is replaced",
@@ -514,10 +510,16 @@ def verified_backup(folder: Path, key: Ed25519PublicKey) -> dict[str, Any]:
     for name, row in manifest["files"].items():
         if _digest(folder / name) != row:
             raise VerificationError(f"{folder}: {name} is damaged", hint="take another copy", code="BACKUP_DAMAGED")
-    log = _log_of(folder / "audit", manifest["origin"], key)
-    if (log.tree.size, log.tree.root().hex()) != (manifest["log"]["size"], manifest["log"]["root"]):
-        raise VerificationError(f"{folder}: its audit log is not the one in its manifest", code="BACKUP_DAMAGED")
+    _log_in(folder, manifest, key)
     return manifest
+
+
+def _log_in(folder: Path, manifest: Mapping[str, Any], key: Ed25519PublicKey) -> LoadedLog:
+    """The audit log of a backup. Raises VerificationError: it is not the one in the manifest."""
+    log = _log_of(folder / "audit", manifest["origin"], key)
+    if {"size": log.tree.size, "root": log.tree.root().hex()} != manifest["log"]:
+        raise VerificationError(f"{folder}: its audit log is not the one in its manifest", code="BACKUP_DAMAGED")
+    return log
 
 
 def restore_backup(
@@ -543,9 +545,7 @@ def restore_backup(
     """
     if manifest["origin"] != kept.origin:
         raise UsageError(f"{folder} is a backup of {manifest['origin']}, and this is {kept.origin}")
-    backed_up, files = _log_of(folder / "audit", kept.origin, key), manifest["files"]
-    if {"size": backed_up.tree.size, "root": backed_up.tree.root().hex()} != manifest["log"]:
-        raise VerificationError(f"{folder}: its audit log is not the one in its manifest", code="BACKUP_DAMAGED")
+    backed_up, files = _log_in(folder, manifest, key), manifest["files"]
     _require_right_kind(folder, manifest, kept)
     for path in seen:  # before anything is made
         _require_not_behind(path, backed_up, kept.origin, key)
@@ -617,11 +617,12 @@ def put_verified(source: Path, target: Path, told: Mapping[str, Any]) -> None:
         copied = ""
     if copied != told["sha256"]:
         target.unlink(missing_ok=True)
-        raise VerificationError(
-            f"{source} was changed while the backup was being restored",
-            hint="who else may write there? take a copy",
-            code="BACKUP_DAMAGED",
-        )
+        raise _changed_meanwhile(source)
+
+
+def _changed_meanwhile(path: Path) -> VerificationError:
+    message = f"{path} was changed while the backup was being restored"
+    return VerificationError(message, hint="who else may write there? take a copy", code="BACKUP_DAMAGED")
 
 
 def _remove(path: Path) -> None:
@@ -699,9 +700,6 @@ def _files(folder: Path) -> list[str]:
 def _digest(path: Path) -> dict[str, Any]:
     if path.is_symlink():
         raise VerificationError(f"{path} is a link", code="BACKUP_DAMAGED")
-    digest, size = hashlib.sha256(), 0
     with path.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-            size += len(block)
-    return {"bytes": size, "sha256": digest.hexdigest()}
+        digest = hashlib.file_digest(stream, "sha256")
+        return {"bytes": stream.tell(), "sha256": digest.hexdigest()}

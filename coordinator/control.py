@@ -49,6 +49,7 @@ REFRESH_SECONDS = 1.0
 LOOK_SECONDS = 1.0  # for a state that is being made up
 
 
+@dataclass
 class Control:
     """Answers queries and carries out commands, which it registers at the control server.
 
@@ -58,43 +59,37 @@ class Control:
         log_broken: the break that the newest verification of the audit log found; None where none.
     """
 
-    def __init__(
-        self,
-        control_server: ControlServer,
-        driver: Driver,
-        submissions: Submissions,
-        outcome: Outcome,
-        config: CoordinatorConfig,
-        charter_digest: str,
-    ) -> None:
-        self._control_server = control_server
-        self._driver = driver
-        self._submissions = submissions
-        self._outcome = outcome
-        self._config = config
-        self._charter_digest = charter_digest
+    control_server: ControlServer
+    driver: Driver
+    submissions: Submissions
+    outcome: Outcome
+    config: CoordinatorConfig
+    charter_digest: str
+    address: str = ""
+    clock: Callable[[], dict[str, Any]] = dict
+    log_broken: Callable[[], Broken | None] = lambda: None
+
+    def __post_init__(self) -> None:
         self._changed = True
         self._shown = read(CoordinatorStatus, {})  # nothing yet
         self._shown_at = 0.0
         self._looking = threading.Lock()
-        self.address = ""
-        self.clock: Callable[[], dict[str, Any]] = dict
-        self.log_broken: Callable[[], Broken | None] = lambda: None
-        control_server.before_snapshot = self.bring_up_to_date
-        control_server.register_query("runs", lambda _: self.runs())
-        control_server.register_query("run", self.run)
-        control_server.register_query("silos", lambda _: self.silos())
-        control_server.register_query("traffic", self.traffic)
-        control_server.register_query("round", RoundView(driver, charter_digest).round)
-        control_server.register_query("curves", CurveView(driver).curves)
+        server = self.control_server
+        server.before_snapshot = self.bring_up_to_date
+        server.register_query("runs", lambda _: self.runs())
+        server.register_query("run", self.run)
+        server.register_query("silos", lambda _: self.silos())
+        server.register_query("traffic", self.traffic)
+        server.register_query("round", RoundView(self.driver, self.charter_digest).round)
+        server.register_query("curves", CurveView(self.driver).curves)
         for verb in ("submit", "start", "pause", "resume", "abort"):
-            control_server.register_command(f"run.{verb}", f"run.{verb}", self._ordered(verb))
+            server.register_command(f"run.{verb}", f"run.{verb}", self._ordered(verb))
 
     # ---- reading -------------------------------------------------------------------------------------
 
     def publish(self, name: str, fields: Mapping[str, Any]) -> None:
         self._changed = True
-        self._control_server.publish(name, fields)
+        self.control_server.publish(name, fields)
 
     def bring_up_to_date(self) -> None:
         """Refresh the state before somebody looks, and for nobody else: with each message something changes. While
@@ -105,7 +100,7 @@ class Control:
         try:
             self.refresh_if_changed()
         except OperationError as error:
-            self._driver.halt(error)
+            self.driver.halt(error)
             self.show_halted()
         finally:
             self._looking.release()
@@ -115,7 +110,7 @@ class Control:
         `REFRESH_SECONDS`, and without reading the runs again, of which there may be many."""
         if self._changed:
             self.refresh()
-        elif self._driver.dependencies.monotonic() - self._shown_at >= REFRESH_SECONDS:
+        elif self.driver.dependencies.monotonic() - self._shown_at >= REFRESH_SECONDS:
             self._show(self._with(**self._of_no_event()))
 
     def refresh(self) -> None:
@@ -125,60 +120,60 @@ class Control:
 
     def show_halted(self) -> None:
         """Show the last known state and that everything has halted, where the database cannot be read."""
-        self._show(self._with(halted=self._driver.halted))
+        self._show(self._with(halted=self.driver.halted))
 
     def _with(self, **fields: Any) -> CoordinatorStatus:
         """Return what was shown last, with these fields as they are now."""
         return replace(self._shown, **fields, absent=self._shown.absent - fields.keys())
 
     def _show(self, state: CoordinatorStatus) -> None:
-        self._shown, self._shown_at = state, self._driver.dependencies.monotonic()
-        self._control_server.set_state(state, policy_digest=self._charter_digest)
+        self._shown, self._shown_at = state, self.driver.dependencies.monotonic()
+        self.control_server.set_state(state, policy_digest=self.charter_digest)
 
     def _of_no_event(self) -> dict[str, Any]:
         return {
-            "halted": self._driver.halted,
-            "waits": self._driver.dependencies.store.waiting,
+            "halted": self.driver.halted,
+            "waits": self.driver.dependencies.store.waiting,
             "silos": self.silos(),
-            "audit": LogState(size=self._driver.dependencies.audit.size, broken=self.log_broken()),
+            "audit": LogState(size=self.driver.dependencies.audit.size, broken=self.log_broken()),
             "clock": self.clock(),
         }
 
     def state(self) -> CoordinatorStatus:
         return CoordinatorStatus(
             party="coordinator",
-            coordinator=self._config.coordinator,
-            site=self._config.site,
-            federation=self._config.federation,
+            coordinator=self.config.coordinator,
+            site=self.config.site,
+            federation=self.config.federation,
             address=self.address,
-            state_dir=str(self._config.state_dir),
+            state_dir=str(self.config.state_dir),
             runs=self.runs(),
             **self._of_no_event(),
         )
 
     def runs(self) -> tuple[RunRow, ...]:
-        with self._driver.dependencies.store.transaction() as session:
+        with self.driver.dependencies.store.transaction() as session:
             rows = session.scalars(select(db.Run).order_by(db.Run.ordinal))
             return tuple(self._summary(session, run) for run in rows)
 
     def run(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return one run in full: the run record's content so far, and the request."""
-        with self._driver.dependencies.store.transaction() as session:
+        with self.driver.dependencies.store.transaction() as session:
             run = self._row(session, arguments)
-            record = run_record(session, run, charter_digest=self._charter_digest)
+            record = run_record(session, run, charter_digest=self.charter_digest)
             return record | {"folder": self._folder(run), "request": json.loads(run.request)}
 
     def silos(self) -> tuple[MemberRow, ...]:
-        with self._driver.dependencies.store.transaction() as session:
+        with self.driver.dependencies.store.transaction() as session:
             members = {member.silo: member for member in session.scalars(select(db.Member))}
-            standings = self._driver.standings(session)
+            standings = self.driver.standings(session)
             by_files = set(session.scalars(select(db.CarriedSilo.silo)))
-        now = self._driver.dependencies.monotonic()
+        now = self.driver.dependencies.monotonic()
         rows = []
-        for silo in self._config.silos:
-            member, seen = members.get(silo), self._driver.seen.get(silo)
-            ahead = self._driver.services.relay.clocks.get(silo, 0) if silo not in by_files else 0
-            at = (seen.round, seen.step) if seen and seen.run in self._driver.runs else (0, 0)
+        for silo in self.config.silos:
+            member, seen = members.get(silo), self.driver.seen.get(silo)
+            ahead = self.driver.services.relay.clocks.get(silo, 0) if silo not in by_files else 0
+            at = (seen.round, seen.step) if seen and seen.run in self.driver.runs else (0, 0)
             words = f"{apart(ahead)} this machine's" if abs(ahead) > TOLD_SECONDS else ""
             rows.append(
                 MemberRow(
@@ -201,7 +196,7 @@ class Control:
 
     def traffic(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Payload bytes by silo, direction and kind: of one run, or, without one, of everything."""
-        with self._driver.dependencies.store.transaction() as session:
+        with self.driver.dependencies.store.transaction() as session:
             run = self._row(session, arguments).name if "run" in arguments else None
             return db.traffic_table(session, run)
 
@@ -228,7 +223,7 @@ class Control:
         )
 
     def _folder(self, run: db.Run) -> str:
-        return str(self._outcome.folder_of(run.name)) if run.ended_at else ""
+        return str(self.outcome.folder_of(run.name)) if run.ended_at else ""
 
     def _row(self, session: Session, arguments: Mapping[str, Any]) -> db.Run:
         name = arguments.get("run")
@@ -249,7 +244,7 @@ class Control:
                 message (T39). Of an order that is in the database and not in the log, the message says so.
         """
         work: Callable[[VerifiedCommand, Record], dict[str, Any]] = getattr(self, f"_{verb}")
-        event, audit = f"run.{verb}", self._driver.dependencies.audit
+        event, audit = f"run.{verb}", self.driver.dependencies.audit
 
         def carry_out(command: VerifiedCommand) -> dict[str, Any]:
             detail = {
@@ -260,15 +255,15 @@ class Control:
             done: list[str] = []
 
             def record(session: Session, run: str) -> None:
-                policy = {"effective": self._charter_digest}
-                self._driver.dependencies.store.once_committed(lambda: done.append(run))
+                policy = {"effective": self.charter_digest}
+                self.driver.dependencies.store.once_committed(lambda: done.append(run))
                 order = {"orders": [dict(command.order)]} if command.order else {}
-                self._driver.pending.record(session, event, run=run, detail=detail, policy=policy, **order)
+                self.driver.pending.record(session, event, run=run, detail=detail, policy=policy, **order)
 
-            with self._driver.changing():
-                if self._driver.halted and verb != "abort":
+            with self.driver.changing():
+                if self.driver.halted and verb != "abort":
                     raise OperationError(
-                        f"the coordinator is halted ({self._driver.halted}): of all orders it takes run.abort alone",
+                        f"the coordinator is halted ({self.driver.halted}): of all orders it takes run.abort alone",
                         hint="its log says why; put that right and start it again",
                         code="HALTED",
                     )
@@ -276,7 +271,7 @@ class Control:
                 try:
                     result = work(command, record)
                 except OperationError as error:
-                    self._driver.halt(error)
+                    self.driver.halt(error)
                     if not done:
                         raise
                     raise OperationError(
@@ -293,16 +288,16 @@ class Control:
         text, source = command.arguments.get("text"), command.arguments.get("source", "run.yaml")
         if not isinstance(text, str) or not isinstance(source, str):
             raise UsageError("run.submit needs the text of a run file")
-        return self._submissions.submit(text, source=source[:128], person=command.person, record=record)
+        return self.submissions.submit(text, source=source[:128], person=command.person, record=record)
 
     def _start(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
         """Start a run; with `silos`, only while those and no others have joined: whoever gave it saw with whom it would
         begin."""
         run, shown = str(command.arguments.get("run", "")), command.arguments.get("silos")
-        return self._submissions.start_now(run, record, shown=shown)
+        return self.submissions.start_now(run, record, shown=shown)
 
     def _pause(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
-        with self._driver.changing() as _, self._driver.dependencies.store.transaction() as session:
+        with self.driver.dependencies.store.transaction() as session:
             run = self._active(command)
             run.pause(session)
             record(session, run.name)
@@ -310,20 +305,20 @@ class Control:
             return {"run": run.name, "state": "paused"}
 
     def _resume(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
-        with self._driver.changing() as _, self._driver.dependencies.store.transaction() as session:
+        with self.driver.dependencies.store.transaction() as session:
             run = self._active(command)
             run.resume(session)
             record(session, run.name)
             self.publish("run.resumed", {"run": run.name, "by": command.person})
-            self._driver.changing().notify_all()
+            self.driver.changing().notify_all()
             return {"run": run.name, "state": "running"}
 
     def _abort(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
         """Abort a run; with `round`, only while that is the newest round: whoever typed its number saw no other."""
         name = str(command.arguments.get("run", ""))
-        if self._submissions.abort(name, record):
+        if self.submissions.abort(name, record):
             return {"run": name, "state": "aborted"}
-        with self._driver.changing() as _, self._driver.dependencies.store.transaction() as session:
+        with self.driver.dependencies.store.transaction() as session:
             run = self._active(command)
             shown, newest = command.arguments.get("round"), run.life.round
             if shown is not None and shown != newest:
@@ -332,13 +327,13 @@ class Control:
                 )
             record(session, name)
             run.abort(session)
-            self._driver.services.forget_ended()
-            self._driver.changing().notify_all()
+            self.driver.services.forget_ended()
+            self.driver.changing().notify_all()
             return {"run": name, "state": "aborted"}
 
     def _active(self, command: VerifiedCommand) -> ActiveRun:
         name = str(command.arguments.get("run", ""))
-        run = self._driver.runs.get(name)
+        run = self.driver.runs.get(name)
         if run is None:
             raise NotFoundError(f"no run {name!r} is going on", hint="`fedsilo run list` shows the runs")
         return run
@@ -360,7 +355,7 @@ def _nothing(session: Session, run: str) -> None:
     """Record nothing, for callers that no person ordered."""
 
 
-def _taken(request: dict[str, Any]) -> strict_yaml.Document:
+def _accepted(request: dict[str, Any]) -> strict_yaml.Document:
     """Return a request that was accepted earlier; its lines are gone with the file."""
     return strict_yaml.Document("run", request, {})
 
@@ -449,19 +444,12 @@ class Submissions:
                 blobs.keep(spool.finish())
         return start
 
-    def look(self) -> float | None:
-        """Start what is complete or due. Returns the seconds until the next join deadline."""
+    def look(self) -> None:
+        """Start what is complete or due."""
         if not self.waiting:
-            return None
+            return
         with self.driver.changing(), self.driver.dependencies.store.transaction() as session:
             self._start_complete(session)
-            waits = [item.due - self.driver.dependencies.monotonic() for item in self.waiting.values()]
-            return max(0.0, min(waits)) if waits else None
-
-    def look_within(self) -> None:
-        """Do as `look`, for a caller that holds the driver's lock already."""
-        if self.waiting:
-            self.look()
 
     def start_now(self, name: str, record: Record = _nothing, *, shown: Any = None) -> dict[str, Any]:
         """Start with the silos that have joined.
@@ -478,11 +466,11 @@ class Submissions:
             if name not in self.waiting:
                 raise NotFoundError(f"no run {name!r} is waiting for silos")
             item = self.waiting[name]
-            here = sorted(self._all_here(session) & set(self.fixed.silos))
-            if shown is not None and shown != here:
-                difference = f"the silos here are {', '.join(here) or 'none'}, not those shown"
+            here = self._here(session)
+            if shown is not None and shown != sorted(here):
+                difference = f"the silos here are {', '.join(sorted(here)) or 'none'}, not those shown"
                 raise ConflictError(difference, hint="look again", code="STALE_VIEW")
-            ready = self._here(session, item.plan)
+            ready = tuple(silo for silo in item.plan.silos if silo in here)
             quorum = self._quorum(session, item.plan, ready)
             if len(ready) < quorum:
                 raise ConflictError(
@@ -503,7 +491,7 @@ class Submissions:
             return True
 
     def _wait(self, name: str, request: dict[str, Any]) -> None:
-        document = _taken(request)
+        document = _accepted(request)
         plan = plan_from_request(document, self.fixed, silos_of(document, self.fixed.silos))
         due = self.driver.dependencies.monotonic() + plan.join_deadline_seconds
         # The default follows from the silos that are asked for, not from those that come.
@@ -548,23 +536,17 @@ class Submissions:
                     code="SILO_BUSY",
                 )
 
-    def _all_here(self, session: Session) -> set[str]:
-        """Silos that a run can begin with: one that joined once and is silent now would be waited for in vain."""
-        return {silo for silo, word in self.driver.standings(session).items() if silo_is_here(word)}
-
-    def _here(self, session: Session, plan: Plan) -> tuple[str, ...]:
-        here = self._all_here(session)
-        return tuple(silo for silo in plan.silos if silo in here)
-
-    def _expected(self, session: Session, plan: Plan) -> tuple[str, ...]:
-        """Return those of `_here`, with those that joined and had no time yet to be heard: a restart sends nobody
-        away."""
-        words = self.driver.standings(session)
-        return tuple(silo for silo in plan.silos if silo_is_here(words[silo]) or words[silo] == "not_heard_yet")
+    def _here(self, session: Session, *further: str) -> set[str]:
+        """Silos that a run can begin with, and those in a `further` state: one that joined once and is silent now would
+        be waited for in vain."""
+        standings = self.driver.standings(session)
+        return {silo for silo, state in standings.items() if silo_is_here(state) or state in further}
 
     def _start_complete(self, session: Session) -> None:
         for name, item in list(self.waiting.items()):
-            ready = self._expected(session, item.plan)
+            # who joined and had no time yet to be heard counts, too: a restart sends nobody away
+            here = self._here(session, "not_heard_yet")
+            ready = tuple(silo for silo in item.plan.silos if silo in here)
             late = self.driver.dependencies.monotonic() >= item.due
             whole, quorum = len(item.plan.silos), self._quorum(session, item.plan, ready)
             verdict = gather(ready=len(ready), of=whole, quorum=quorum, deadline_passed=late)
@@ -576,7 +558,7 @@ class Submissions:
     def _start(self, session: Session, name: str, silos: tuple[str, ...]) -> None:
         item = self.waiting.pop(name)
         quorum = self._quorum(session, item.plan, silos)
-        plan = plan_from_request(_taken({**item.request, "quorum": quorum}), self.fixed, silos)
+        plan = plan_from_request(_accepted({**item.request, "quorum": quorum}), self.fixed, silos)
         row = session.get_one(db.Run, name)
         adapter = self._first_adapter(plan)
         row.plan, row.base_digest, row.adapter_digest = plan.canonical(), adapter.digest, adapter.digest

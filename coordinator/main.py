@@ -456,7 +456,7 @@ class Coordinator:
         )
         fixed = checked.fixed
         self.submissions = Submissions(self.driver, fixed, self._text_now, config.source.parent)
-        self.driver.after_hello = self.submissions.look_within
+        self.driver.after_hello = self.submissions.look
         self.control = Control(
             self.control_server, self.driver, self.submissions, outcome, config, checked.charter.digest
         )

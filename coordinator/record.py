@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -163,36 +164,26 @@ def sign_record(record: Mapping[str, Any], signer: str, key: Ed25519PrivateKey) 
     return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
 
 
+@dataclass
 class Outcome:
     """Writes `runs/<run>/`: run_record.json always, adapter/ once a round has been committed.
 
-    Args:
+    Attributes:
         folder: the `runs` folder.
         base_model: what the adapter folder calls its base.
         charter_digest: identity of the coordinator's own policy.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        blobs: Blobs,
-        *,
-        schema: LoraSchema,
-        base_model: str,
-        signer: str,
-        key: Ed25519PrivateKey,
-        charter_digest: str,
-    ) -> None:
-        self._folder = folder
-        self._blobs = blobs
-        self._schema = schema
-        self._base_model = base_model
-        self._signer = signer
-        self._key = key
-        self._charter_digest = charter_digest
+    folder: Path
+    blobs: Blobs
+    schema: LoraSchema
+    base_model: str
+    signer: str
+    key: Ed25519PrivateKey
+    charter_digest: str
 
     def folder_of(self, run: str) -> Path:
-        return self._folder / run
+        return self.folder / run
 
     def write(self, session: Session, run: db.Run) -> None:
         """Write the record and the adapter. Raises OperationError: the disk refused."""
@@ -202,6 +193,6 @@ class Outcome:
         except OSError as error:
             raise disk_error(f"cannot create {folder}", error) from error
         if run.adapter_digest and run.adapter_digest != run.base_digest:
-            write_peft_folder(folder / "adapter", self._blobs.get(run.adapter_digest), self._schema, self._base_model)
-        record = run_record(session, run, charter_digest=self._charter_digest)
-        write_durably(folder / "run_record.json", sign_record(record, self._signer, self._key))
+            write_peft_folder(folder / "adapter", self.blobs.get(run.adapter_digest), self.schema, self.base_model)
+        record = run_record(session, run, charter_digest=self.charter_digest)
+        write_durably(folder / "run_record.json", sign_record(record, self.signer, self.key))

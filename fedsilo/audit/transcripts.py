@@ -32,7 +32,7 @@ from fedsilo.protocol.transcript import (
     check_evidence,
     coordinator_domain,
     domain_of,
-    ends_differ,
+    two_ends,
 )
 
 EVENTS = frozenset({"round.transcript", "round.agreed", "round.result", "round.equivocation"})
@@ -253,7 +253,7 @@ def _difference(one: RoundCheck, other: RoundCheck, key: KnownKey | None) -> tup
         return "transcript", fields, key is not None
     if one.signed_end is None or other.signed_end is None or one.signed_end.end == other.signed_end.end:
         return "", (), False
-    proven = ends_differ(one.signed_end, other.signed_end, key)
+    proven = two_ends(one.signed_end, other.signed_end, key)
     return "result", proven or ["a value"], bool(proven)
 
 

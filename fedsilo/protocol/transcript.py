@@ -113,6 +113,15 @@ class Transcript:
     def coordinates(self) -> tuple[str, str, int]:
         return self.federation, self.run, self.round
 
+    def statement(self, party: str, digest: str | None = None) -> bytes:
+        """Return the bytes that a party signs: that this transcript, or another one with `digest`, is the one it has of
+        this round. party: the signer's SPIFFE id, so that no signature passes for another's."""
+        federation, run, number = self.coordinates()
+        said = self.digest if digest is None else digest
+        return _PREFIX + canonical_json(
+            {"federation": federation, "run": run, "round": number, "transcript": said, "party": party}
+        )
+
     def differences(self, other: Transcript) -> tuple[str, ...]:
         """Names of the fields in which two transcripts differ."""
         ours, theirs = self.to_json(), other.to_json()
@@ -166,41 +175,24 @@ def _from_json(value: Any) -> Transcript:
 # ---- statements --------------------------------------------------------------------------------------
 
 
-def statement(*, federation: str, run: str, round_number: int, digest: str, party: str) -> bytes:
-    """Return the bytes that a party signs: that this digest is the transcript it has of this round.
-
-    Args:
-        federation: its id.
-        run: its name.
-        round_number: from 1.
-        digest: of the transcript.
-        party: the signer's SPIFFE id, so that no signature passes for another's.
-    """
-    return _PREFIX + canonical_json(
-        {"federation": federation, "run": run, "round": round_number, "transcript": digest, "party": party}
-    )
-
-
 def sign_transcript(transcript: Transcript, party: str, key: Ed25519PrivateKey) -> bytes:
     """A party's signature under the transcript as it has it."""
-    return key.sign(_statement_of(transcript, transcript.digest, party))
+    return key.sign(transcript.statement(party))
 
 
 def is_signed(
     transcript: Transcript, party: str, key: Ed25519PublicKey, signature: bytes, *, digest: str | None = None
 ) -> bool:
     """Return whether a party signed this transcript, or another one with `digest` of the same round."""
-    message = _statement_of(transcript, transcript.digest if digest is None else digest, party)
+    return _verifies(key, signature, transcript.statement(party, digest))
+
+
+def _verifies(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
     try:
         key.verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
-
-
-def _statement_of(transcript: Transcript, digest: str, party: str) -> bytes:
-    federation, run, number = transcript.coordinates()
-    return statement(federation=federation, run=run, round_number=number, digest=digest, party=party)
 
 
 def silo_id(federation: str, name: str) -> str:
@@ -369,11 +361,7 @@ class SignedEnd:
 
     def verifies(self, key: Ed25519PublicKey) -> bool:
         """Return whether the signature is by this key."""
-        try:
-            key.verify(self.signature, self.end.statement(self.party))
-        except (InvalidSignature, ValueError):
-            return False
-        return True
+        return _verifies(key, self.signature, self.end.statement(self.party))
 
     def to_detail(self, results: Results | None = None) -> dict[str, Any]:
         """Return the end as it is written in a `round.result` record, whose own fields name run and round.
@@ -408,24 +396,33 @@ def end_of_record(federation: str, run: str, round_number: int, detail: Mapping[
         detail: of the record.
 
     Raises:
-        VerificationError: another shape, or without a signature.
+        VerificationError: a value is missing or of another type, or the round ends in two ways. Nothing of it is
+            believed by this.
     """
     try:
-        committed, survivors, verdicts = detail["committed"], list(detail["survivors"]), dict(detail["verdicts"])
-        texts = (detail["sha256"], detail["aggregate"], detail["party"], *survivors, *verdicts, *verdicts.values())
-        closed = detail.get("closed", False)
-        if {type(committed), type(closed)} != {bool} or not all(isinstance(text, str) for text in texts):
+        survivors, verdicts = detail["survivors"], detail["verdicts"]
+        committed, closed = detail["committed"], detail.get("closed", False)
+        if not isinstance(survivors, list) or {type(committed), type(closed)} != {bool}:
             raise TypeError("a value of another type")
         if committed and closed:
             raise ValueError("it ends in two ways")
-        place, adapter = (federation, run, round_number, detail["sha256"]), detail["aggregate"]
-        end = RoundEnd(*place, committed, adapter, tuple(survivors), verdicts, closed)
-        return SignedEnd(end, detail["party"], bytes.fromhex(detail["signature"]))
+        end = RoundEnd(
+            federation,
+            run,
+            round_number,
+            _digest(detail["sha256"]),
+            committed,
+            _digest(detail["aggregate"], empty=True),
+            tuple(map(_text, survivors)),
+            {_text(silo): _text(verdict) for silo, verdict in verdicts.items()},
+            closed,
+        )
+        return SignedEnd(end, _text(detail["party"]), _signature(detail["signature"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VerificationError(f"the result of round {round_number} of run {run} is malformed") from error
 
 
-def two_ends(one: SignedEnd, other: SignedEnd, keys: Iterable[Ed25519PublicKey]) -> tuple[str, ...]:
+def two_ends(one: SignedEnd, other: SignedEnd, known: KnownKey | None) -> tuple[str, ...]:
     """The fields in which two results of one round differ that one party signed: it told two stories, provably.
 
     None where they say the same, are of two rounds or two parties, or where a signature does not verify: then it is
@@ -434,12 +431,12 @@ def two_ends(one: SignedEnd, other: SignedEnd, keys: Iterable[Ed25519PublicKey])
     Args:
         one: of one log.
         other: of another.
-        keys: message-signing keys of the signer that are vouched for; each signature may be by any of them.
+        known: the signer's key; None: nobody knows it.
     """
-    if one.party != other.party or one.end.coordinates() != other.end.coordinates():
+    if one.party != other.party or one.end.coordinates() != other.end.coordinates() or known is None:
         return ()
-    known = tuple(keys)
-    if not all(any(each.verifies(key) for key in known) for each in (one, other)):
+    key = Ed25519PublicKey.from_public_bytes(known.raw)
+    if not (one.verifies(key) and other.verifies(key)):
         return ()
     ours, theirs = one.end.to_json(), other.end.to_json()
     return tuple(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
@@ -482,7 +479,7 @@ class RoundCheck:
         party: who is said to have signed it as coordinator.
         signed: silos whose signature under it verifies.
         unvouched: whose key is the record's own word, or not known at all; the coordinator as `coordinator/NAME`.
-        ended: how the round ended, once that was read.
+        signed_end, ended: how the round ended, once that was read.
         two_ends: fields in which a second result differs that the coordinator signed as well.
     """
 
@@ -511,9 +508,12 @@ class RoundCheck:
         self.party = ""
         self.signed: set[str] = set()
         self.unvouched: set[str] = set()
-        self.ended: RoundEnd | None = None
         self.signed_end: SignedEnd | None = None
         self.two_ends: tuple[str, ...] = ()
+
+    @property
+    def ended(self) -> RoundEnd | None:
+        return self.signed_end.end if self.signed_end is not None else None
 
     # ---- one record after the other ------------------------------------------------------------------
 
@@ -569,7 +569,7 @@ class RoundCheck:
         """A `round.result`: {sha256, committed, aggregate, survivors, verdicts, party, signature}, closed, results."""
         transcript = self.transcript
         try:
-            signed = _signed_end(transcript.federation if transcript is not None else "", self._place, detail)
+            signed = end_of_record(transcript.federation if transcript is not None else "", *self._place, detail)
             results = {
                 _text(name): set(map(_text, row["participants"])) for name, row in detail.get("results", {}).items()
             }
@@ -592,9 +592,9 @@ class RoundCheck:
     def _ends(self, transcript: Transcript, signed: SignedEnd, known: KnownKey | None) -> list[str]:
         """Take in an end of the round, unless there is another one."""
         if self.signed_end is not None and self.signed_end.end != signed.end:
-            self.two_ends = ends_differ(self.signed_end, signed, known)
+            self.two_ends = two_ends(self.signed_end, signed, known)
             return [] if self.two_ends else ["a second result, which differs from the first"]
-        self.signed_end, self.ended = signed, signed.end
+        self.signed_end = signed
         strangers = sorted({*signed.end.survivors, *signed.end.verdicts} - set(transcript.silos))
         return [f"its result names {', '.join(strangers)}, not of its roster"] if strangers else []
 
@@ -647,7 +647,7 @@ class RoundCheck:
         if transcript.federation != federation:
             return [f"its transcript is of the federation {transcript.federation}, not of {federation}"]
         stranger = self._coordinators is not None and party not in self._coordinators
-        if stranger or _role(party, federation) != "coordinator":
+        if stranger or coordinator_domain(party) != federation:
             return [f"its transcript is signed by {party}, who is not known as the coordinator of {federation}"]
         known = self._keys.get(party)
         if known is None or not known.vouched:
@@ -840,21 +840,6 @@ def _round_of_record(check: RoundCheck, signer: str, shown: Any, state: str, end
 # ---- values ------------------------------------------------------------------------------------------
 
 
-def ends_differ(one: SignedEnd, other: SignedEnd, known: KnownKey | None) -> tuple[str, ...]:
-    """The fields in which two results of a round differ that one party provably signed both."""
-    return two_ends(one, other, [Ed25519PublicKey.from_public_bytes(known.raw)] if known is not None else [])
-
-
-def _signed_end(federation: str, place: tuple[str, int], detail: Mapping[str, Any]) -> SignedEnd:
-    """A `round.result` whose values have the types they should; nothing of it is believed by this."""
-    if not isinstance(detail["survivors"], list) or not isinstance(detail["verdicts"], Mapping):
-        raise TypeError("another shape")
-    _digest(detail["sha256"])
-    _digest(detail["aggregate"], empty=True)
-    _signature(detail["signature"])
-    return end_of_record(federation, *place, detail)
-
-
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("not a text")
@@ -885,11 +870,6 @@ def _signature(value: Any) -> bytes:
 
 def _signed(transcript: Transcript, party: str, key: bytes, signature: bytes, digest: str | None = None) -> bool:
     return is_signed(transcript, party, Ed25519PublicKey.from_public_bytes(key), signature, digest=digest)
-
-
-def _role(party: str, federation: str) -> str:
-    match = _PARTY.fullmatch(party)
-    return match["role"] if match is not None and match["domain"] == federation else ""
 
 
 def coordinator_domain(party: str) -> str:

@@ -24,7 +24,6 @@ from fedsilo.protocol.transcript import (
     needed,
     sign_transcript,
     silo_id,
-    statement,
     transcript_from_canonical,
 )
 
@@ -98,7 +97,7 @@ def test_T20_a_change_of_any_field_changes_digest_and_signature_and_is_named(
 
 
 def test_T20_a_statement_stands_for_one_round_one_party_and_this_purpose_alone() -> None:
-    text = statement(federation="f", run="r", round_number=7, digest="d" * 64, party="spiffe://f/silo/a")
+    text = replace(ONE, federation="f", run="r", round=7).statement("spiffe://f/silo/a", "d" * 64)
     assert text == (
         b"fedsilo-round-transcript-v1\n"
         b'{"federation":"f","party":"spiffe://f/silo/a","round":7,"run":"r","transcript":"' + b"d" * 64 + b'"}'

@@ -178,7 +178,7 @@ class House:
         )
         fixed = Fixed(FEDERATION, self.listed, agreed, self.schema, len(REFERENCES), self.policy)
         self.submissions = Submissions(self.driver, fixed, self.driver.dependencies.now, self.folder)
-        self.driver.after_hello = self.submissions.look_within
+        self.driver.after_hello = self.submissions.look
         try:
             self.driver.load()
             self.submissions.load()

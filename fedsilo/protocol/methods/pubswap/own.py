@@ -22,7 +22,6 @@ from fedsilo.protocol.method import (
     CoordinatorAction,
     CoordinatorEvent,
     MessageArrived,
-    Note,
     Offer,
     RunStarted,
     SiloAction,
@@ -53,18 +52,13 @@ class Coordinator(by_step.Coordinator):
         """Return, by silo, the digest of the figures that ended its part; empty where its site keeps them back."""
         return {**dict.fromkeys(state.kept_back, ""), **state.uploads}
 
-    def _close_round(
-        self, state: by_step.CoordinatorState
+    def _complete(
+        self, state: by_step.CoordinatorState, participants: tuple[str, ...]
     ) -> tuple[by_step.CoordinatorState, tuple[CoordinatorAction, ...]]:
-        ended = self._given(state)
-        if len(ended) < state.plan.quorum:
-            note = Note("round_abandoned", state.round, 0, {"uploads": len(ended), "quorum": state.plan.quorum})
-            state, actions = self._after_round(state, committed=False)
-            return state, (note, *actions)
-        number, silos = state.round, tuple(silo for silo in state.plan.silos if silo in ended)
-        state = replace(state, uploads=ended, committed_rounds=state.committed_rounds + 1)
+        number = state.round
+        state = replace(state, uploads=self._given(state), committed_rounds=state.committed_rounds + 1)
         state, actions = self._after_round(state, committed=False, closed=True)
-        return state, (CloseRound(number, silos), *actions)
+        return state, (CloseRound(number, participants), *actions)
 
 
 _Step = tuple[by_step.SiloState, tuple[SiloAction, ...]]

@@ -271,12 +271,19 @@ class Coordinator:
         return state, tuple(actions)
 
     def _close_round(self, state: CoordinatorState) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
-        participants = tuple(silo for silo in state.plan.silos if silo in state.uploads)
+        given = self._given(state)
+        participants = tuple(silo for silo in state.plan.silos if silo in given)
         if len(participants) < state.plan.quorum:
             # Too few: keep the previous global state.
             note = Note("round_abandoned", state.round, 0, {"uploads": len(participants), "quorum": state.plan.quorum})
             state, actions = self._after_round(state, committed=False)
             return state, (note, *actions)
+        return self._complete(state, participants)
+
+    def _complete(
+        self, state: CoordinatorState, participants: tuple[str, ...]
+    ) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+        """End a round to which enough silos have given something."""
         digests = tuple(state.uploads[silo] for silo in participants)
         return replace(state, phase="committing"), (Commit(state.round, (Result(participants, digests),)),)
 
