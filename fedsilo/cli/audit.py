@@ -32,6 +32,16 @@ if TYPE_CHECKING:
     from silo.config import SiloConfig
 
 
+LogOption = Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")]
+OptionalLogOption = Annotated[
+    Path | None, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")
+]
+SiteCaOption = Annotated[
+    list[Path] | None,
+    typer.Option("--site-ca", metavar="FILE", help="CA certificate of a site, for what its people signed; repeat."),
+]
+
+
 # ---- folders of logs -------------------------------------------------------------------------------------------------
 
 
@@ -111,7 +121,7 @@ _FORMAT = "jsonl"
 
 
 def export(
-    log: Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")],
+    log: LogOption,
     out: Annotated[
         Path | None, typer.Option("--out", help="With proofs: new folder for records.jsonl and proofs.json.")
     ] = None,
@@ -218,10 +228,7 @@ def report(
         list[Path] | None,
         typer.Option("--evidence", help="A file named with its SHA-256, such as a junit.xml; once for each."),
     ] = None,
-    site_ca: Annotated[
-        list[Path] | None,
-        typer.Option("--site-ca", metavar="FILE", help="CA certificate of a site, for what its people signed; repeat."),
-    ] = None,
+    site_ca: SiteCaOption = None,
 ) -> None:
     """Write report.html, .json and .csv: what left, who allowed it, and whether the logs verify. Exit status 7 if not;
     1 if all verify, and prove that somebody signed two transcripts, or two results, of one round.
@@ -362,8 +369,6 @@ _NOT_VERIFIED = {
 
 _WHYS_SHOWN_MAX = 8
 
-LogOption = Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")]
-
 
 @command(app, "audit verify")
 def verify(
@@ -371,10 +376,7 @@ def verify(
     min_witnesses: Annotated[
         int, typer.Option(min=0, help="So many other parties must vouch for all but the last 24 hours of each log.")
     ] = 0,
-    site_ca: Annotated[
-        list[Path] | None,
-        typer.Option("--site-ca", metavar="FILE", help="CA certificate of a site, for what its people signed; repeat."),
-    ] = None,
+    site_ca: SiteCaOption = None,
     output: Annotated[str, typer.Option("--output", help="text, json, junit or sarif.")] = "text",
 ) -> None:
     """Check logs alone and against each other. Exit status 7 if anything is wrong with a log; 1 if all verify, and
@@ -421,9 +423,7 @@ def verify(
 @command(app, "audit show")
 def show(
     seq: Annotated[int, typer.Argument(min=0, help="Number of the record.")],
-    log: Annotated[
-        Path | None, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")
-    ] = None,
+    log: OptionalLogOption = None,
     payload: Annotated[
         bool, typer.Option("--payload", help="What left under it, from the archive of a running silo; recorded there.")
     ] = False,
@@ -596,9 +596,7 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
 @command(app, "audit replay")
 def replay(
     policy: Annotated[Path, typer.Option("--policy", help="The policy to ask; a draft, or the one in force.")],
-    log: Annotated[
-        Path | None, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")
-    ] = None,
+    log: OptionalLogOption = None,
     charter: Annotated[
         Path | None, typer.Option("--charter", help="The federation's charter: judge by what both allow.")
     ] = None,
@@ -675,9 +673,7 @@ def _same_log(records: Iterable[dict[str, Any]], rows: Mapping[int, dict[str, An
 @command(app, "audit prove")
 def prove(
     seq: Annotated[int | None, typer.Argument(min=0, help="Number of the record.", show_default=False)] = None,
-    log: Annotated[
-        Path | None, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")
-    ] = None,
+    log: OptionalLogOption = None,
     check: Annotated[
         Path | None,
         typer.Option("--check", help="Check instead what this command printed, or a folder that export --out wrote."),

@@ -277,11 +277,7 @@ def counts_what_left(totals: LogStatistics, origin: str) -> bool:
 
 
 def in_words(report: Mapping[str, Any]) -> str:
-    """The whole report in one sentence: how much left, on whose word, what was refused, and whether the log verifies.
-
-    Args:
-        report: with all its counts.
-    """
+    """The report in one sentence: how much left, on whose word, what was refused, and whether the log verifies."""
     log, period, asked = report["log"], report["period"], report["left_asked"]
     when = f"From {moment(period['first_t'])} to {moment(period['last_t'])}" if report["records"] else "In no time"
     if report["left_counted"]:
@@ -448,13 +444,7 @@ def evidence_of(path: Path) -> dict[str, Any]:
 
 
 def signature_of(by: str, key: bytes, owner: Mapping[str, Any]) -> dict[str, str]:
-    """Return who signs the report, and what a reader has to know of it.
-
-    Args:
-        by: identity of the signer.
-        key: its raw public key.
-        owner: verification of the log reported on.
-    """
+    """Return who signs the report, and what a reader has to know of it. `owner` is the verification of its log."""
     trouble = ""
     if by != owner["origin"]:
         trouble = f"signed by {by}, not by the log's owner {owner['origin'] or '(unknown)'}"

@@ -91,12 +91,8 @@ def bundle(
 
 
 def collected(daemon: Daemon | None, config: Path | None = None) -> dict[str, str]:
-    """File name -> text of everything that goes in. Nothing is written.
-
-    Args:
-        daemon: to ask; None where none is known.
-        config: that was named, if no daemon could be read from it.
-    """
+    """File name -> text of everything that goes in. Nothing is written. `config` is the one that was named, if no
+    daemon could be read from it."""
     from fedsilo.cli.crash import reports_folder, versions
     from fedsilo.cli.doctor import findings
 

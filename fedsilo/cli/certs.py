@@ -119,13 +119,6 @@ def make_trial(
 
     It is made beside `out` and renamed, so that a failure leaves nothing that a second try would stumble over.
 
-    Args:
-        federation: its name.
-        silos: as `checked_silos` takes them.
-        out: a folder that does not exist or is empty.
-        dns_names: host names silos dial.
-        ip_addresses: addresses silos dial.
-
     Raises:
         UsageError: a name that cannot be.
         ConflictError: `out` is not empty, or cannot be put there.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedsilo.cli.daemons import DEFAULTS, chosen_daemon, read_configuration
+from fedsilo.cli.daemons import DEFAULTS, Daemon, chosen_daemon, read_configuration
 from fedsilo.cli.output import command, emit, table
 from fedsilo.protocol.errors import ConflictError, FedSiloError, NotFoundError, UsageError
 
@@ -185,14 +185,13 @@ def add(
 
     if (config is None) == (socket is None) or (config is not None and silo):
         raise UsageError("say which daemon: --config FILE, or --socket PATH with --silo NAME for a silo's")
+    certificate, key = (each and each.absolute() for each in (operator_certificate, operator_key))
     if config is not None:
-        found = chosen_daemon(config=config.absolute())
-        entry = contexts.ContextEntry(name, found.kind, found.socket.absolute(), found.site, config.absolute())
+        config = config.absolute()
+        found = chosen_daemon(config=config)
     else:
-        place = Path(socket or "").absolute()
-        entry = contexts.ContextEntry(name, "silo" if silo else "coordinator", place, silo)
-    files = [None if each is None else each.absolute() for each in (operator_certificate, operator_key)]
-    entry = contexts.ContextEntry(name, entry.kind, entry.socket, entry.site, entry.config, files[0], files[1])
+        found = Daemon(Path(socket or ""), "silo" if silo else "coordinator", silo)
+    entry = contexts.ContextEntry(name, found.kind, found.socket.absolute(), found.site, config, certificate, key)
     with contexts.changing():
         known = dict(contexts.contexts())
         if name in known and not force:

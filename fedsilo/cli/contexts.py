@@ -135,11 +135,6 @@ def context_named(name: str, path: Path | None = None) -> ContextEntry:
 def write(entries: Mapping[str, ContextEntry], current: str = "", path: Path | None = None) -> Path:
     """Replace the file in one step, mode 0600; its folder is made with mode 0700 if it is not there.
 
-    Args:
-        entries: all of them, by name.
-        current: the one that is used when none is named; empty for none.
-        path: of the file.
-
     Returns:
         Where it lies.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -327,12 +326,7 @@ COMMANDS: Mapping[str, Facts] = {
 
 
 def schema_of(name: str, command: Any) -> dict[str, Any]:
-    """Return the schema of one command.
-
-    Args:
-        name: all words of it, such as "silo pause".
-        command: as typer made it.
-    """
+    """Return the schema of one command."""
     facts = facts_of(name)
     shown = [each for each in command.params if each.name != "help"]
     return {
@@ -389,8 +383,6 @@ def _kind(annotation: Any) -> tuple[str, list[str]]:
         return "text", [str(each) for each in parts]
     if origin is not None:
         return _kind(next(each for each in parts if each is not type(None)))
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return "text", [str(each.value) for each in annotation]
     return _KINDS[annotation], []
 
 
@@ -405,7 +397,6 @@ def _default(parameter: Any) -> Any:
     value = parameter.default
     if parameter.required or callable(value) or value is None:
         return None
-    value = getattr(value, "value", value)
     if isinstance(value, list | tuple):
         return [str(each) for each in value]
     return value if isinstance(value, bool | int | float | str) else str(value)

@@ -519,24 +519,14 @@ def _state(daemon: ControlClient) -> tuple[dict[str, Any], str]:
 
 
 def seen_text(last_seen: str, now: str) -> str:
-    """Return how long ago that was.
-
-    Args:
-        last_seen: UTC as the coordinator tells it; empty where it heard nothing since its own start.
-        now: the coordinator's time.
-    """
-    seconds = _seconds_between(last_seen, now) if last_seen else None
-    if seconds is None:
+    """Return how long ago that was. `now` is the coordinator's time; it heard nothing since its own start where
+    `last_seen` is empty."""
+    try:
+        seconds = (datetime.fromisoformat(now) - datetime.fromisoformat(last_seen)).total_seconds()
+    except (ValueError, TypeError):
         return last_seen or "-"
     whole = max(int(seconds), 0)
     return f"{whole} s ago" if whole < MINUTES_FROM_SECONDS else f"{whole // 60} min ago"
-
-
-def _seconds_between(earlier: str, later: str) -> float | None:
-    try:
-        return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
-    except (ValueError, TypeError):
-        return None
 
 
 def _silo_table(rows: Sequence[MemberRow], now: str) -> str:

@@ -68,16 +68,18 @@ def report(command: str, error: BaseException) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Of FedSilo, Python, the operating system and the libraries that it runs on; a missing one says so."""
+    system = {"system": f"{platform.system()} {platform.release()} {platform.machine()}"}
+    return versions_of() | system | versions_of(*_LIBRARIES)
+
+
+def versions_of(*libraries: str) -> dict[str, str]:
+    """Return the versions of FedSilo, Python and these libraries; a missing one is "not installed"."""
     from importlib import metadata
 
     import fedsilo
 
-    found = {
-        "fedsilo": fedsilo.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-    }
-    for name in _LIBRARIES:
+    found = {"fedsilo": fedsilo.__version__, "python": platform.python_version()}
+    for name in libraries:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

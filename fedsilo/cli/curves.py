@@ -139,9 +139,15 @@ def curves(
         written = write_events(tensorboard, answer) if tensorboard is not None else []
         whose = "" if running().json_output or csv else party_text(client.snapshot().state)
     whose += f", context {daemon.context}" if daemon.context else ""
-    chosen = _curves_text if values or names else _last_text
     told = "".join(f"\nwrote {path}" for path in written)
-    emit(data, lambda: csv_text(answer) if csv else chosen(answer, whose) + told)
+    emit(
+        data,
+        lambda: (
+            csv_text(answer)
+            if csv
+            else (_table(answer, whose, _values(answer)) if values or names else _last_text(answer, whose)) + told
+        ),
+    )
 
 
 def _daemon(context: str, config: Path | None, coordinator: Path | None) -> Daemon:
@@ -169,7 +175,7 @@ def csv_text(answer: Curves) -> str:
 
 
 def _last_text(answer: Curves, whose: str) -> str:
-    """The newest value of each figure, how many there are, and what it says. whose: as of `_curves_text`."""
+    """The newest value of each figure, how many there are, and what it says."""
     from fedsilo.control.figures import FIGURES
     from fedsilo.views.columns import Column
 
@@ -184,12 +190,8 @@ def _last_text(answer: Curves, whose: str) -> str:
     return f"{told}\neach value: --name FIGURE, or --values; docs/reference/figures.md" if rows else told
 
 
-def _curves_text(answer: Curves, whose: str) -> str:
-    """whose: figures these are, and the context that chose them, so that no silo's pass for another's."""
-    return _table(answer, whose, _values(answer))
-
-
 def _table(answer: Curves, whose: str, rows: Sequence[FigureValue], *more: Column) -> str:
+    """whose: figures these are, and the context that chose them, so that no silo's pass for another's."""
     from fedsilo.views.columns import Column
     from fedsilo.views.curves import COLUMNS
 

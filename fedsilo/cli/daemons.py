@@ -93,15 +93,12 @@ def chosen_daemon(context: str = "", socket: Path | None = None, config: Path | 
     Raises:
         UsageError: more than one is named, or none is and none is found; a wrong file. NotFoundError: no such context.
     """
-    from fedsilo.cli import contexts
-
     if sum([bool(context), socket is not None, config is not None]) > 1:
         raise UsageError("one daemon, please", hint=_HINT)
     if socket is not None:
         return Daemon(socket)
-    if config is None and (name := context or contexts.current_context()):
-        entry = contexts.context_given(name) if context else contexts.context_named(name)
-        return Daemon(entry.socket, entry.kind, entry.site, entry.config, entry.name)
+    if (daemon := context_daemon("", context, config)) is not None:
+        return daemon
     path = config or next((each for each in DEFAULTS.values() if each.exists()), None)
     if path is None:
         raise UsageError("which daemon?", hint=_HINT)
@@ -245,16 +242,8 @@ def silo_command(config: SiloConfig, operator: str, name: str, arguments: Mappin
 def coordinator_command(
     config: Path, operator: str, name: str, arguments: Mapping[str, Any], request_id: str, socket: Path | None = None
 ) -> Any:
-    """Sign a command as a person of the coordinator's site and carry it out.
-
-    Args:
-        config: of the coordinator; not read where a socket and a certificate's path are given.
-        operator: a person whose certificate lies beside the coordinator's own, or the path of a certificate.
-        name: of the command.
-        arguments: of the command.
-        request_id: empty for a new one.
-        socket: of the coordinator; by default its configuration names it.
-    """
+    """Sign a command as a person of the coordinator's site and carry it out. `operator` is a person whose certificate
+    lies beside the coordinator's own, or the path of a certificate; with a path and a socket, `config` is not read."""
     from coordinator.config import load_config
     from fedsilo.control.client import Operator, sign_as
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,11 +12,6 @@ from fedsilo.cli.output import command, emit, running, table
 
 model_app = typer.Typer(no_args_is_help=True, help="The tiny base model of the demo.")
 data_app = typer.Typer(no_args_is_help=True, help="Task files and data folders for the demo.")
-
-
-class TokenizerKind(StrEnum):
-    digits = "digits"
-    bytes = "bytes"
 
 
 _SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Everything random follows from it.")]
@@ -32,15 +26,16 @@ def _model() -> None:
 @command(model_app, "model build")
 def build(
     tokenizer: Annotated[
-        TokenizerKind, typer.Option("--tokenizer", help="digits: the demo's own set; bytes: any UTF-8 text.")
-    ] = TokenizerKind.digits,
+        Literal["digits", "bytes"],
+        typer.Option("--tokenizer", help="digits: the demo's own set; bytes: any UTF-8 text."),
+    ] = "digits",
     seed: _SeedOption = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; by default the cache.")] = None,
 ) -> None:
     """Build a small Qwen3 model from a seed, or find it in the cache. Needs the `silo` extra (torch)."""
     from fedsilo.demo import tiny_model
 
-    recipe = tiny_model.recipe_for("digits" if tokenizer is TokenizerKind.digits else "bytes", seed=seed)
+    recipe = tiny_model.recipe_for(tokenizer, seed=seed)
     built = False
 
     def show(done: int, total: int) -> None:
@@ -55,7 +50,7 @@ def build(
     else:
         tiny_model.build_model(recipe, out, progress=show)
         folder = out
-    data = {"folder": str(folder), "recipe_sha256": recipe.digest, "built": built, "tokenizer": tokenizer.value}
+    data = {"folder": str(folder), "recipe_sha256": recipe.digest, "built": built, "tokenizer": tokenizer}
     emit(data, str(folder))
 
 

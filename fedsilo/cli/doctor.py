@@ -97,13 +97,7 @@ def findings(program: str, config: Path | None) -> Iterator[Finding]:
 
 
 def _tried(check: str, work: Callable[[], str | Finding], hint: str = "") -> Finding:
-    """What a check found; one that could not be done (a folder that may not be looked into) failed, and others go on.
-
-    Args:
-        check: its name.
-        work: its finding, or words for what is as it should be.
-        hint: where the failure has none of its own.
-    """
+    """Carry out a check; one that cannot be done (a folder that may not be looked into) failed, and others go on."""
     try:
         found = work()
     except FedSiloError as error:

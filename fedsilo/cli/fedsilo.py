@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 
-import fedsilo
 from fedsilo.cli import audit as cli_audit
 from fedsilo.cli import bundle as cli_bundle
 from fedsilo.cli import certs as cli_certs
@@ -51,17 +50,9 @@ doctor.add_to(app, "fedsilo")
 @command(app, "version")
 def version() -> None:
     """Versions of FedSilo and of the libraries its results depend on, and where the examples lie."""
-    import platform
-    from importlib import metadata
-
+    from fedsilo.cli.crash import versions_of
     from fedsilo.demo.data import examples_folder
 
-    libraries = ("torch", "transformers", "grpcio", "protobuf", "cryptography", "numpy")
-    versions = {"fedsilo": fedsilo.__version__, "python": platform.python_version()}
-    for name in libraries:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
+    versions = versions_of("torch", "transformers", "grpcio", "protobuf", "cryptography", "numpy")
     versions["examples"] = str(examples_folder())
     emit(versions, lambda: table(("part", "version"), versions.items()))

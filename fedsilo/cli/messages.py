@@ -277,11 +277,6 @@ def _record(ask: Ask, program: str, seq: int) -> dict[str, Any]:
 def _verify(ask: Ask, program: str, *, wait: bool) -> None:
     """Have the daemon verify its log, and say how that ended: 0 means that every record was looked at.
 
-    Args:
-        ask: the daemon.
-        program: silo or coordinator.
-        wait: until it has ended, or --timeout is over.
-
     Raises:
         UnreachableError: it had not ended by then; it goes on in the daemon.
         typer.Exit: 7, it found a break.

@@ -318,9 +318,12 @@ def _row(change: Change) -> dict[str, Any]:
     return {"field": change.name, "before": change.before, "after": change.after, "direction": change.direction}
 
 
-def _table(changes: list[Change]) -> str:
+def _table(
+    changes: list[Change],
+    none: str = "the policy in force cannot be read by this version: every field may be another",
+) -> str:
     if not changes:
-        return "the policy in force cannot be read by this version: every field may be another"
+        return none
     rows = [(change.name, str(change.before), str(change.after), change.direction) for change in changes]
     return table(("field", "before", "after", ""), rows)
 
@@ -471,6 +474,7 @@ def check(file: _FileArgument, charter: _CharterOption = None) -> None:
     from fedsilo.files.site_policy import read_effective, read_pinned_schema, read_policy
     from fedsilo.files.task_files import read_tasks
     from policies.capacity import (
+        capacity_lines,
         record_warnings,
         standstill_warnings,
         text_warnings,
@@ -517,7 +521,7 @@ def check(file: _FileArgument, charter: _CharterOption = None) -> None:
                 f"{file}: good, policy {policy.digest}{f', with {charter}' if charter else ''}",
                 *_custom_lines(policy),
                 *_worst_case_lines(rows),
-                *_capacity_lines(_capacity(policy, schema)),
+                *capacity_lines(_capacity(policy, schema)),
                 *(f"not promised: {notice}" for notice in notices),
             ]
         ),
@@ -591,10 +595,7 @@ def diff(
     if fail_on not in ("", "looser"):
         raise UsageError(f"--fail-on {fail_on!r} is not known", hint="--fail-on looser")
     changes = compare(*(read_policy(existing_policy(file), kept=True).file for file in (before, after)))
-    rows = [
-        {"field": change.name, "before": change.before, "after": change.after, "direction": change.direction}
-        for change in changes
-    ]
+    rows = [_row(change) for change in changes]
     opened = [change.name for change in changes if change.direction in ("looser", "incomparable")]
     error = None
     if fail_on and opened:
@@ -604,7 +605,7 @@ def diff(
             hint="say why it has to be looser to whoever approves this policy",
         )
     data = {"changes": rows, "tighter_or_equal": not opened}
-    emit(data, lambda: _diff_text(rows), error=error)
+    emit(data, lambda: _table(changes, "the two policies allow the same"), error=error)
 
 
 @command(app, "policy explain")
@@ -707,13 +708,6 @@ def _capacity(policy: Policy, schema: LoraSchema | None) -> list[dict[str, Any]]
     return [row.to_json() for row in capacities(policy, schema)]
 
 
-def _capacity_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """N1 in numbers: what somebody who owns the trainer could say with values that the rules leave free."""
-    from policies.capacity import capacity_lines
-
-    return capacity_lines(rows)
-
-
 def _worst_case_lines(rows: list[dict[str, Any]]) -> list[str]:
     return [
         f"at most per round: {row['kind']}: {row['messages']} messages, {row['payload_bytes']:,} bytes" for row in rows
@@ -747,16 +741,9 @@ def _custom_lines(policy: Policy) -> list[str]:
     return [f"pii_basic: {custom_in_words(policy.file)}: {', '.join(each.name for each in custom.patterns)}"]
 
 
-def _diff_text(rows: list[dict[str, Any]]) -> str:
-    if not rows:
-        return "the two policies allow the same"
-    return table(
-        ("field", "before", "after", ""),
-        [[row["field"], str(row["before"]), str(row["after"]), row["direction"]] for row in rows],
-    )
-
-
 def _explain_text(data: dict[str, Any]) -> str:
+    from policies.capacity import capacity_lines
+
     rows = [
         [
             rule["outcome"],
@@ -775,7 +762,7 @@ def _explain_text(data: dict[str, Any]) -> str:
             table(("verdict", "rule", "file:line", "measured", "limit"), rows),
             f"{silent} rules do not apply to this kind",
             *_worst_case_lines(data["worst_case_per_round"]),
-            *_capacity_lines(data["capacity_per_round"]),
+            *capacity_lines(data["capacity_per_round"]),
         ]
     )
 

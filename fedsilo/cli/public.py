@@ -77,13 +77,7 @@ MEANINGS = {
 
 
 def lint_set(file: Path, *, private: Sequence[Path], canaries: Sequence[str], n: int) -> list[Finding]:
-    """Read a public set and list what is wrong with it, by line.
-
-    Args:
-        file: the set, JSON lines.
-        private: task files of this site, to compare with.
-        canaries: texts that must never leave this site.
-        n: words of a passage that counts as overlap.
+    """Read a public set and list what is wrong with it, by line. `n` is the words of a passage that counts as overlap.
 
     Raises:
         NotFoundError, UsageError: a file is missing or cannot be read.

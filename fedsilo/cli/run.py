@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,19 +153,20 @@ def watch(
     """
     from fedsilo.cli.watch import EVENTS_MISSED, gap_text, gaps_told, up_to
 
-    place = _Place(
-        run, since, f" --socket {socket}" if socket else "" if config == COORDINATOR_YAML else f" --config {config}"
+    place, last = (
+        f" --socket {socket}" if socket else "" if config == COORDINATOR_YAML else f" --config {config}",
+        since,
     )
     with coordinator_client(config, socket) as client:
         state, told = client.query("run", {"run": run})["state"], False
         over = state in ENDED
-        with place.named_where_it_breaks_off():
+        try:
             newest = client.snapshot().sequence if over and since else 0
             # who goes on after a break is told what came since, also of a run that ended meanwhile
             if not over or since not in (0, newest):
                 events = gaps_told(client.watch(since), since)
                 for event in up_to(events, newest) if over else events:
-                    place.last = event.sequence
+                    last = event.sequence
                     if event.fields.get("run") not in (None, run):
                         continue
                     details = facts_text({key: value for key, value in event.fields.items() if key != "run"})
@@ -184,6 +183,9 @@ def watch(
             record = client.query("run", {"run": run})
             if (state := record["state"]) not in ENDED:
                 raise UnreachableError("the coordinator ended its events while the run goes on")
+        except UnreachableError as error:
+            hint = f"go on, once the coordinator answers, with: fedsilo run watch {run} --since {last}{place}"
+            raise UnreachableError(error.message, hint=hint, code=error.code) from error
     if not told:
         # Its events may be gone from the coordinator's memory; how it ended stands in its record.
         fields = {"run": run, "outcome": state, "reason": record["reason"]}
@@ -197,24 +199,6 @@ def watch(
         )
     if (done := _done(record)) != f"{len(record['rounds'])} of {len(record['rounds'])}":
         write_err(f"warning: {done} rounds were {_word(record)}: fedsilo run show {run}\n")
-
-
-@dataclass
-class _Place:
-    """The last printed event of a run."""
-
-    run: str
-    last: int
-    coordinator: str  # options that name it
-
-    @contextlib.contextmanager
-    def named_where_it_breaks_off(self) -> Iterator[None]:
-        try:
-            yield
-        except UnreachableError as error:
-            hint = f"go on, once the coordinator answers, with: fedsilo run watch {self.run} --since {self.last}"
-            hint += self.coordinator
-            raise UnreachableError(error.message, hint=hint, code=error.code) from error
 
 
 def _done(record: dict[str, Any]) -> str:

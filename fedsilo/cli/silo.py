@@ -309,12 +309,7 @@ def _ends(ends: list[float] | None, *, signed: bool = False) -> str:
 
 
 def status_text(state: FreeForm, *, reached_by: str = "") -> str:
-    """A silo's state as a table.
-
-    Args:
-        state: as its daemon shows it.
-        reached_by: what stands behind a further command so that it reaches this silo.
-    """
+    """A silo's state as a table. `reached_by` stands behind each further command, so that it reaches this silo."""
     from fedsilo.control.answers import SiloStatus, read
     from fedsilo.views.state import broken_text
 

@@ -54,12 +54,8 @@ def up_to(events: Iterable[Event], newest: int) -> Iterator[Event]:
 
 
 def gaps_told(events: Iterable[Event], since: int) -> Iterator[Event]:
-    """The events, each once, and before one that does not follow the last an `events.missed` with the number.
-
-    Args:
-        events: as the daemon sends them.
-        since: sequence of the last event that is known; 0: the first there is comes first, whatever its number.
-    """
+    """The events, each once, and before one that does not follow the last an `events.missed` with the number. With
+    `since` 0 the first there is comes first, whatever its number."""
     last = since
     for event in events:
         if event.name == EVENTS_MISSED:

@@ -72,13 +72,7 @@ GIVEN = Column("given", lambda row: (f"{len(row.given)} of {row.needed}", ""), 6
 
 
 def answered_lines(row: ReleaseRow, twin: str, cells: int) -> list[Line]:
-    """Return one release that was held before, whole.
-
-    Args:
-        row: of the query `approvals`.
-        twin: the command that shows all of it.
-        cells: width.
-    """
+    """Return one release that was held before, whole. `twin` is the command that shows all of it."""
     answers = [told for one in row.answers for told in answer_lines(one, one.at, cells)]
     return [
         line((row.id, "strong"), f" {row.kind} ", _ended_state(row)),
@@ -125,13 +119,7 @@ HELD_COLUMNS = (
 
 def preview_lines(release: Release, cells: int, more: str) -> list[Line]:
     """Return a line each for what would leave and where to, which bytes these are, why it is held, what is unusual
-    about it and who is asked; the release itself has the rest.
-
-    Args:
-        release: that is held.
-        cells: of a line.
-        more: sign of what is cut.
-    """
+    about it and who is asked; the release itself has the rest."""
     hidden, room = release.hidden, cells - LABEL_CELLS
     kinds = ", ".join(f"{kind.kind} {bytes_text(kind.bytes)}" for kind in release.leaves.kinds)
     leaves = HIDDEN if "leaves" in hidden else f"{kinds or '-'} to {release.leaves.destination.address or '-'}"

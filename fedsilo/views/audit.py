@@ -111,13 +111,7 @@ COLUMNS = (
 
 
 def none_passes_lines(size: int, cells: int, *, control: bool) -> list[Line]:
-    """That a filter found nothing in the whole log, and the events that people look for by another name.
-
-    Args:
-        size: records of the log.
-        cells: width.
-        control: allowed control messages were looked through as well.
-    """
+    """That a filter found nothing in the whole log, and the events that people look for by another name."""
     adds = "" if control else f"; {ADDS_CONTROL}"
     return wrap(
         f"none of {size:,} rows passes the filter; a rejection is event approval.deny, an approval event "
@@ -255,14 +249,7 @@ def list_twin(*, control: bool, at_coordinator: bool = False) -> tuple[str, ...]
 
 def record_lines(record: AuditRecord, twin: str, body: Sequence[Line], cells: int) -> list[Line]:
     """Return a record whole: what it is linked to and where one finds that, the command that shows the same, and its
-    JSON.
-
-    Args:
-        record: of the table.
-        twin: the command.
-        body: its JSON, in lines.
-        cells: width.
-    """
+    JSON."""
     event, _ = _event(record)
     head = [clip(line((f"record {text_of(record.seq)}", "strong"), f"  {moment_of(record)}  {event}"), cells)]
     if record.event == "damaged":

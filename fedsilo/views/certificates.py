@@ -69,13 +69,7 @@ def certificate_id(row: CertificateRow) -> str:
 
 def certificate_rows(answer: Sequence[CertificateRow], now: float, glyphs: Glyphs) -> list[ShownCertificate]:
     """Return the daemon's rows with how each stands now, what ends first on top; one whose end nobody can read comes
-    last.
-
-    Args:
-        answer: by the daemon.
-        now: seconds since 1970 by the daemon's clock; 0 while it is not known.
-        glyphs: of this terminal.
-    """
+    last. `now` is by the daemon's clock; 0 while it is not known."""
     rows = []
     for row in answer:
         state, style = state_of(row, now, glyphs)

@@ -27,11 +27,7 @@ CAUSE_CELLS_MIN = 24
 
 
 def control_line(*, shown: bool) -> Line:
-    """The words for the key `c` on a screen that leaves allowed control messages out until somebody asks for them.
-
-    Args:
-        shown: they are among the rows.
-    """
+    """The words for the key `c` on a screen that leaves allowed control messages out until somebody asks for them."""
     return line((HIDES_CONTROL if shown else ADDS_CONTROL, "dim"))
 
 
@@ -93,15 +89,8 @@ def is_lost(snapshot: Snapshot, key: str) -> bool:
 
 
 def answer_lines(snapshot: Snapshot, key: str, now: float, cells: int, *, opened_at: float) -> list[Line]:
-    """Why an answer is missing or old, in a few lines; nothing when it is there and fresh.
-
-    Args:
-        snapshot: with the answers.
-        key: of the answer.
-        now: monotonic seconds.
-        cells: width.
-        opened_at: when the screen began to ask.
-    """
+    """Why an answer is missing or old, in a few lines; nothing when it is there and fresh. `opened_at` is when the
+    screen began to ask."""
     if key in snapshot.refused:
         told = refused_lines(*snapshot.refused[key], cells)
         return told if len(told) <= REFUSAL_LINES_MAX else [*told[: REFUSAL_LINES_MAX - 1], _and_more(told, cells)]

@@ -445,16 +445,8 @@ def _interval_text(answer: Curves, view: View) -> str:
 def value_lines(
     answer: Curves, view: View, cells: int, glyphs: Glyphs, *, most: int, brief: bool = False
 ) -> list[Line]:
-    """Every silo's value under the cursor with its number and interval; what is not drawn says why.
-
-    Args:
-        answer: of the query.
-        view: which figure, and where the cursor stands.
-        cells: of a line.
-        glyphs: to draw with.
-        most: lines.
-        brief: without intervals and baseline, which the plot below has; for screens from which `4` has the rest.
-    """
+    """Every silo's value under the cursor with its number and interval; what is not drawn says why. `brief` leaves out
+    intervals and baseline, which the plot below has, on screens from which `4` has the rest."""
     name = view.name
     pieces: list[Line] = []
     series = series_of(answer, name)

@@ -89,13 +89,7 @@ def legend_lines(rows: Sequence[ShownLimit], cells: int) -> list[Line]:
 
 
 def tables_line(titles: Mapping[str, str], sizes: Mapping[str, int], shown: str) -> Line:
-    """The tables of which one is seen: their names with how many rows each has.
-
-    Args:
-        titles: name of a table -> how it is called here.
-        sizes: name of a table -> its rows.
-        shown: name of the one that is seen.
-    """
+    """The tables of which one is seen: their names with how many rows each has."""
     pieces: list[Part] = [(f"{'tables':{NAME_CELLS}}", "dim")]
     for name, title in titles.items():
         text = f"{title} {sizes.get(name, 0)}"

@@ -159,13 +159,6 @@ def parsed(row: LogRow) -> dict[str, Any]:
 
 
 def detail_lines(row: LogRow, body: Sequence[Line], twin: str, cells: int) -> list[Line]:
-    """Return one line of the log whole, then its fields as JSON.
-
-    Args:
-        row: of `log_rows`.
-        body: `parsed` as lines of JSON.
-        twin: the command that shows the log.
-        cells: width.
-    """
+    """Return one line of the log whole, then its fields as JSON."""
     head = [line((row.time, "strong"), "  ", (row.level, _style(row)), "  ", (row.source, "dim"))]
     return [*head, *whole(row.text, cells), line(""), *named("as text", twin, cells), line(""), *body]

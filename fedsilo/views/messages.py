@@ -204,15 +204,8 @@ def summary_lines(
 def brief_lines(
     direction: str, row: answers.MessageRow, answer: answers.DecisionInFull, command: str, cells: int
 ) -> list[Line]:
-    """Return the message under the cursor in a few lines: what became of it, why, and what would pass.
-
-    Args:
-        direction: outbox or inbox.
-        row: of the table.
-        answer: to the query for this one; without a message before it came.
-        command: its twin.
-        cells: width.
-    """
+    """Return the message under the cursor in a few lines: what became of it, why, and what would pass. `answer` has no
+    message before it came."""
     rows = flow([line(verdict_part(row)), line(_became(direction, row.verdict, row.outcome))], cells)
     if direction == "inbox":
         rows += _labelled("from", row.peer or "-", cells)
@@ -243,15 +236,8 @@ def why_line(row: answers.MessageRow, cells: int, more: str) -> Line:
 def detail_lines(
     direction: str, answer: answers.DecisionInFull, command: str, cells: int, *, party: str = "silo"
 ) -> list[Line]:
-    """Return one decision whole: outcome and cause first, then envelope, transforms and each rule's verdict.
-
-    Args:
-        direction: outbox or inbox.
-        answer: to the query for this one.
-        command: its twin.
-        cells: width.
-        party: whose log it is: silo or coordinator.
-    """
+    """Return one decision whole: outcome and cause first, then envelope, transforms and each rule's verdict. `party` is
+    whose log it is: silo or coordinator."""
     record, took = answers.read(answers.AuditRecord, answer.message), answer.milliseconds
     became = _became(direction, record.decision, answer.outcome) + (f", after {took} ms" if took is not None else "")
     verdict = _verdict_part(record.decision, answer.outcome)
@@ -447,13 +433,7 @@ SENT_COLUMNS = (
 
 
 def sent_summary_lines(answer: answers.MessagePage | None, cells: int, *, control: bool) -> list[Line]:
-    """Return how much was sent and how much waits.
-
-    Args:
-        answer: to the query; None before it came.
-        cells: width.
-        control: acknowledgements and refusals are among the rows and their count.
-    """
+    """Return how much was sent and how much waits."""
     pieces = [line(("[outbound]", "strong")), line(("inbound", "dim"))]
     if answer is not None:
         waits = line((f"{answer.waiting} wait", "warn" if answer.waiting else "dim"))
@@ -463,14 +443,8 @@ def sent_summary_lines(answer: answers.MessagePage | None, cells: int, *, contro
 
 
 def sent_lines(row: answers.MessageRow, answer: answers.SentInFull, command: str, cells: int) -> list[Line]:
-    """Return what went to one silo of one kind in one round, and every item of it that waits.
-
-    Args:
-        row: of the table.
-        answer: to the query for this one; without a message before it came.
-        command: its twin.
-        cells: width.
-    """
+    """Return what went to one silo of one kind in one round, and every item of it that waits. `answer` has no message
+    before it came."""
     shown = row if "message" in answer.absent else answer.message
     place = f"{shown.run}, round {shown.round}" if shown.run else "outside a run"
     rows = flow([line((shown.kind, "strong")), line(f"to {shown.peer}"), line(place)], cells)

@@ -115,13 +115,8 @@ def _missing(release: Release, field: str) -> str:
 
 
 def leaves(release: Release, cells: int, *, form: bool = True) -> list[Line]:
-    """Lines on what leaves and who can read it, then its kind, size and form, and where it goes.
-
-    Args:
-        release: as it was shown.
-        cells: of a line.
-        form: tensors, rank and type too, where a sentence says what it is.
-    """
+    """Lines on what leaves and who can read it, then its kind, size and form, and where it goes. Without `form`,
+    tensors, rank and type are left out where a sentence says what it is."""
     if "leaves" in release.hidden:
         return wrap(f"{HIDDEN}: its kind, its size, where it goes, and whose certificate is there", cells)
     seen = release.leaves.destination.certificate

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Any
 
-from fedsilo.views.lines import YEAR_10000_SECONDS
 from fedsilo.views.state import Rule
 
 # What each of the rules asks whose own name says it to nobody who did not write it.
@@ -60,7 +57,6 @@ REJECT_CODES: Mapping[str, str] = {
 _ROUND_STEP = re.compile(r"(?:round\.step )?(\d+)\.(\d+)")
 _NUMBER = re.compile(r"[\d.,]+(?:[eE][+-]?\d+)?[kKMGT]?(?: (?:[KMG]i)?B)?")
 _YES, _NO = "yes", "no"
-MOMENTS = "valid"  # the rule that measures a moment, and whose limit are two; seconds since 1970
 
 
 def reason_text(code: str) -> str:
@@ -77,21 +73,6 @@ def isolation_text(level: str) -> str:
 def binds_from_below(name: str, limit: str) -> bool:
     """Return True if a rule's limit, as text, is the least that it allows."""
     return name in _LEAST and limit not in ("", "0")
-
-
-def measured_text(name: str, measured: Any) -> str:
-    """A rule's measured value as a command prints it: the daemon's own value, with moments written as times."""
-    if name == MOMENTS and isinstance(measured, list):
-        return " to ".join(measured_text(name, each) for each in measured)
-    if name == MOMENTS and isinstance(measured, int | float) and 0 <= measured < YEAR_10000_SECONDS:
-        return f"{datetime.fromtimestamp(measured, UTC):%Y-%m-%d %H:%M:%SZ}"
-    return "" if measured is None else str(measured)
-
-
-def limit_text(name: str, limit: Any) -> str:
-    """A rule's limit likewise; with "at least" where it is the least that is allowed."""
-    text = measured_text(name, limit)
-    return f"at least {text}" if binds_from_below(name, text) else text
 
 
 def _is_about_people(rule: Rule) -> bool:

@@ -50,13 +50,7 @@ def setting_id(row: ShownSetting) -> str:
 
 
 def setting_rows(answer: Any, daemon: str, own: Sequence[Own]) -> list[ShownSetting]:
-    """Return the daemon's first, in the order of its file, for they are what one comes for; then the console's own.
-
-    Args:
-        answer: of the query; anything.
-        daemon: silo or coordinator.
-        own: of this console.
-    """
+    """Return the daemon's first, in the order of its file, for they are what one comes for; then the console's own."""
     theirs = [ShownSetting(**vars(row), of=daemon) for row in read_rows(SettingRow, answer)]
     here = [ShownSetting(key=each.key, value=each.value, origin=each.origin, of=CONSOLE) for each in own]
     return [*theirs, *here]

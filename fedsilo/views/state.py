@@ -281,12 +281,8 @@ NEAR_SHARE = 0.5  # of a limit: below it, the limit says nothing of what was mea
 
 
 def state_of(state: Mapping[str, Any], record: Mapping[str, Any]) -> SiloState | CoordinatorState | None:
-    """Return a daemon's status; None where it told none.
-
-    Args:
-        state: as JSON.
-        record: at a coordinator, the run record so far, for released figures.
-    """
+    """Return a daemon's status; None where it told none. `record` is the run record so far, for the figures that were
+    released to a coordinator."""
     if state.get("party") == "coordinator":
         at_coordinator = answers.read(answers.CoordinatorStatus, state)
         scores, sizes = _released(record)
