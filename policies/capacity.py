@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from fedsilo.protocol.plan import Plan
+from policies.grids import Bits, log2_choices
 from policies.kind import Figures
 from policies.kinds import FIGURED
 from policies.model import Policy, TextScreens
@@ -32,7 +33,6 @@ from policies.schema import LoraSchema
 NOT_COUNTED = "not counted in these bits: when messages are sent"
 _ERROR_CODES_MAX = 32  # of control.error: a closed list that is shorter
 _LOG_SIZE_BITS = 32  # a checkpoint shows how many records the site's log has; a round makes fewer than 2 to the 32
-_EXACT_TASKS_MAX = 4096  # beyond these the binomial coefficient is bounded, not computed
 
 # Above these a check says how much text may leave: some 5,000 pages a round, 500,000 a day.
 TEXT_ROUND_BYTES = 10_000_000
@@ -43,34 +43,6 @@ Planted = tuple[float, str]  # bits in one round, the scheme
 ROUND_SECONDS = float(Plan.model_fields["round_deadline_seconds"].default)  # of a plan that does not say it
 PROGRESS_SECONDS = 10.0  # the guard says progress at every multiple of this, by its own clock
 GUARD_MESSAGES_PER_MINUTE = 20  # control messages that the guard says itself while a trainer works, generously
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """How much a kind may carry out of a site.
-
-    Attributes:
-        kind: of the messages.
-        bits: at most, in one round.
-        because: the numbers it is made of.
-        planted_bits: what a planted scheme got through in one round; None where none was run for the kind.
-        planted: that scheme.
-    """
-
-    kind: str
-    bits: float
-    because: str
-    planted_bits: float | None = None
-    planted: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "bits": round(self.bits, 1),
-            "because": self.because,
-            "planted_bits": None if self.planted_bits is None else round(self.planted_bits, 1),
-            "planted": self.planted,
-        }
 
 
 def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[str, Any]]:
@@ -95,7 +67,7 @@ def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[st
     ]
 
 
-def capacities(policy: Policy, schema: LoraSchema | None = None) -> list[Capacity]:
+def capacities(policy: Policy, schema: LoraSchema | None = None) -> list[Bits]:
     """Return one row for each kind that the policy lets out and whose values the trainer chooses.
 
     Args:
@@ -108,14 +80,14 @@ def capacities(policy: Policy, schema: LoraSchema | None = None) -> list[Capacit
         block = egress.block(kind.name)
         if block is not None and kind.bits is not None:
             bits = kind.bits(block, Figures(kind.name, policy.file, schema, steps))
-            rows.append(Capacity(kind.name, bits.bits, bits.because, bits.planted_bits, bits.planted))
+            rows.append(replace(bits, kind=kind.name))
     if egress.control and rows:
         rows.append(_control(policy, sum(row["messages"] for row in worst_case(policy, schema))))
     return rows
 
 
 def capacity_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """Return lines for people, of `Capacity.to_json` rows: N1 in numbers, and what a planted scheme made of it."""
+    """Return lines for people, of `Bits.to_json` rows: N1 in numbers, and what a planted scheme made of it."""
     lines = []
     for row in rows:
         lines.append(f"a hostile trainer, at most per round: {row['kind']}: {row['bits']:,.0f} bits, {row['because']}")
@@ -124,7 +96,7 @@ def capacity_lines(rows: list[dict[str, Any]]) -> list[str]:
     return [*lines, NOT_COUNTED] if rows else []
 
 
-def _control(policy: Policy, offers: int) -> Capacity:
+def _control(policy: Policy, offers: int) -> Bits:
     """Return what a trainer says by what it makes its guard say. `offers`: messages of other kinds in one round, at
     most."""
     control, plan = policy.file.egress.control, policy.file.ingress.run_plan
@@ -144,22 +116,13 @@ def _control(policy: Policy, offers: int) -> Capacity:
         # a bucket of a minute begins and ends inside the round, and so does the guard's schedule
         budget = policy.file.budgets.control_messages_per_minute * (math.floor(ROUND_SECONDS / 60) + 1)
         messages = min(budget, math.floor(ROUND_SECONDS / PROGRESS_SECONDS) + 1)
-        bits += _log2_shares(messages, tasks)
+        bits += log2_choices(messages + tasks, tasks)  # shares of up to so many equal moments
         parts.append(f"{messages:,} moments at which progress is said, shared between the tasks")
     if "checkpoint" in kinds:
         bits += _LOG_SIZE_BITS
         parts.append(f"the size of the log, {_LOG_SIZE_BITS} bits")
     because = f"{', '.join(parts)}; for a round of {ROUND_SECONDS:g} s, a longer one has more"
-    return Capacity("control.*", bits, because, *progress(policy))
-
-
-def _log2_shares(most: int, places: int) -> float:
-    """Bits in how up to `most` equal things fall on places: the binomial coefficient of their sum over `places`."""
-    if places <= _EXACT_TASKS_MAX or most <= _EXACT_TASKS_MAX:
-        return math.log2(math.comb(most + places, min(most, places)))
-    # it is at most 2 to the entropy of their ratio times their sum
-    both = most + places
-    return most * math.log2(both / most) + places * math.log2(both / places)
+    return Bits(bits, because, *progress(policy), kind="control.*")
 
 
 # ---- planted schemes ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,19 +105,30 @@ _EXACT_SUM = 64
 
 @dataclass(frozen=True)
 class Bits:
-    """How many bits a kind's messages can carry.
+    """How many bits a kind's messages may carry out of a site.
 
     Attributes:
         bits: in one round, at most.
         because: the numbers it is made of.
         planted_bits: what a planted scheme got through in one round; None where none was run.
         planted: that scheme.
+        kind: of the messages; empty where `PolicyKind.bits` counts them.
     """
 
     bits: float
     because: str
     planted_bits: float | None = None
     planted: str = ""
+    kind: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "bits": round(self.bits, 1),
+            "because": self.because,
+            "planted_bits": None if self.planted_bits is None else round(self.planted_bits, 1),
+            "planted": self.planted,
+        }
 
 
 def points_of(grid: MetricField) -> int:

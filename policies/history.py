@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fedsilo.protocol.kinds import KINDS
@@ -108,10 +108,8 @@ class HistoryBook:
         kind, now = facts["kind"], facts["now"]
         times = self.recent.get(bucket_of(kind), [])
         count = self.counts.get
-        if self._is_past(facts):
-            return self._full(facts, approvals)
         in_round = count(f"{round_key}/{kind}", 0)
-        return History(
+        view = History(
             messages_in_round=in_round,
             messages_in_step=count(f"{step_key}/{kind}", 0),
             messages_in_match=count(_match_key(facts), 0),
@@ -128,15 +126,11 @@ class HistoryBook:
             screen_halted=kind in self.screen_halts,
             approvals=approvals,
         )
-
-    def _is_past(self, facts: Facts) -> bool:
-        """Return True for a round whose own counts are no longer stored. Control messages are bounded by the minute."""
-        first = self.counts.get(f"{facts['run']}/first", 0)
-        return 0 < facts["round"] < first and bucket_of(facts["kind"]) == "content"
-
-    def _full(self, facts: Facts, approvals: tuple[Approval, ...]) -> History:
-        """Of a round that nothing more fits into: a coordinator that goes back to it gets nothing for it (T11)."""
-        return History(
+        if not self._is_past(facts):
+            return view
+        # Nothing more fits into such a round: a coordinator that goes back to it gets nothing for it (T11).
+        return replace(
+            view,
             messages_in_round=FULL,
             messages_in_step=FULL,
             messages_in_match=FULL,
@@ -146,12 +140,12 @@ class HistoryBook:
             tokens=FULL,
             text_bytes=FULL,
             round_bytes=FULL,
-            rounds_released=self.counts.get(_rounds_key(facts), 0),
-            day_bytes=self.days.get(_day(facts["now"]), 0),
-            screen_hits_in_day=self.screen_hits.get(_day(facts["now"]), {}).get(facts["kind"], 0),
-            screen_halted=facts["kind"] in self.screen_halts,
-            approvals=approvals,
         )
+
+    def _is_past(self, facts: Facts) -> bool:
+        """Return True for a round whose own counts are no longer stored. Control messages are bounded by the minute."""
+        first = self.counts.get(f"{facts['run']}/first", 0)
+        return 0 < facts["round"] < first and bucket_of(facts["kind"]) == "content"
 
     def record(self, facts: Facts) -> None:
         """Count an allowed message. Call it once per release, durably before the bytes leave."""
@@ -171,13 +165,11 @@ class HistoryBook:
         if units := facts.get(row.per_day if row is not None else "units", 0):
             today = self.units.setdefault(_day(now), {})
             today[kind] = today.get(kind, 0) + units
-            for old in sorted(self.units)[:-_DAYS_KEPT]:
-                del self.units[old]
+            _forget_days(self.units)
         for name in row.per_round if row is not None else ():
             self._add(f"{round_key}/{name}", facts[name])
-        self.days[_day(now)] = self.days.get(_day(now), 0) + size
-        for old in sorted(self.days)[:-_DAYS_KEPT]:
-            del self.days[old]
+        self.add_bytes(now, size)
+        _forget_days(self.days)
         times = self.recent.setdefault(bucket_of(kind), [])
         times.append(now)
         self.recent[bucket_of(kind)] = [moment for moment in times if moment > now - MINUTE_SECONDS]
@@ -200,8 +192,7 @@ class HistoryBook:
         """
         today = self.screen_hits.setdefault(_day(now), {})
         today[kind] = today.get(kind, 0) + responses_hit
-        for old in sorted(self.screen_hits)[:-_DAYS_KEPT]:
-            del self.screen_hits[old]
+        _forget_days(self.screen_hits)
         if today[kind] <= limit or kind in self.screen_halts:
             return False
         self.screen_halts[kind] = now
@@ -232,10 +223,8 @@ class HistoryBook:
         for mine, others in ((self.units, other.units), (self.screen_hits, other.screen_hits)):
             for day, kinds in others.items():
                 _raise(mine.setdefault(day, {}), kinds)
-            for old in sorted(mine)[:-_DAYS_KEPT]:
-                del mine[old]
-        for old in sorted(self.days)[:-_DAYS_KEPT]:
-            del self.days[old]
+            _forget_days(mine)
+        _forget_days(self.days)
         for bucket, times in other.recent.items():
             self.recent[bucket] = max(self.recent.get(bucket, []), times, key=len)
         self.screen_halts = {**other.screen_halts, **self.screen_halts}
@@ -283,6 +272,11 @@ class HistoryBook:
 def _raise(mine: dict[str, int], others: dict[str, int]) -> None:
     for name, number in others.items():
         mine[name] = max(mine.get(name, 0), number)
+
+
+def _forget_days(counted: dict[str, Any]) -> None:
+    for old in sorted(counted)[:-_DAYS_KEPT]:
+        del counted[old]
 
 
 def _keys(facts: Facts) -> tuple[str, str]:

@@ -442,13 +442,12 @@ def _is_plain(value: float) -> bool:
 
 def row_facts(rows: Sequence[int], asked: Sequence[int] | Mapping[int, object], name: str) -> Facts:
     """Return whether rows are among those asked for, each once, in the order asked."""
-    place = {row: position for position, row in enumerate(asked)}
-    places = [place[row] for row in rows if row in place]
+    known = set(asked)
     return {
         name: len(rows),
-        f"{name}_not_asked": len(rows) - len(places),
+        f"{name}_not_asked": sum(row not in known for row in rows),
         f"{name}_repeated": len(rows) - len(set(rows)),
-        f"{name}_out_of_order": sum(later < earlier for earlier, later in itertools.pairwise(places)),
+        f"{name}_out_of_order": _out_of_order(rows, asked),
     }
 
 
@@ -505,7 +504,7 @@ def index_facts(indices: list[int], context: Context) -> Facts:
     }
 
 
-def _out_of_order(indices: list[int], order: tuple[int, ...]) -> int:
+def _out_of_order(indices: Sequence[int], order: Iterable[int]) -> int:
     """Return how often a row comes after one that the order has behind it. Rows that it has not are counted
     elsewhere."""
     place = {index: position for position, index in enumerate(order)}

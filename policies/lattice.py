@@ -12,7 +12,8 @@ What this does not stop: a looser policy signed by the people who may loosen it.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -24,157 +25,102 @@ class NothingInCommon(ValueError):
     """Error of two limits of which no value is at least as tight as both."""
 
 
-class Order(ABC):
-    """The order of one field."""
+@dataclass(frozen=True, eq=False)
+class Order:
+    """The order of one field.
 
-    @abstractmethod
-    def meet(self, first: Any, second: Any) -> Any:
-        """Return the loosest value as tight as both. Raises NothingInCommon."""
+    Attributes:
+        meet: (first, second) -> the loosest value as tight as both. Raises NothingInCommon.
+        decisive: what of a value decides; by default its meet with itself, which spells it in one way.
+    """
+
+    meet: Callable[[Any, Any], Any]
+    decisive: Callable[[Any], Any] | None = None
 
     def same(self, first: Any, second: Any) -> bool:
         """Return whether the two allow the same, however they are spelled."""
+        if self.decisive is not None:
+            return bool(self.decisive(first) == self.decisive(second))
         return bool(self.meet(first, first) == self.meet(second, second))
 
 
-class _Smallest(Order):
-    """A largest allowed number."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        return min(first, second)
+def _common(first: Any, second: Any) -> Any:
+    return tuple(sorted(set(first) & set(second)))
 
 
-class _Largest(Order):
-    """A smallest required number; for UTC times in ISO form, whose order is that of their text, the later one."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        return max(first, second)
-
-
-class _Intersection(Order):
-    """A list of what is allowed. Its order means nothing, so the meet is sorted."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        return tuple(sorted(set(first) & set(second)))
+def _common_or_any(first: Any, second: Any) -> Any:
+    if ANY in first and ANY in second:
+        return (ANY,)
+    if ANY in first or ANY in second:
+        return tuple(sorted(set(second if ANY in first else first)))
+    return _common(first, second)
 
 
-class _IntersectionOrAny(Order):
-    """As `_Intersection`; a list with the word `any` in it allows everything."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        if ANY in first and ANY in second:
-            return (ANY,)
-        if ANY in first or ANY in second:
-            return tuple(sorted(set(second if ANY in first else first)))
-        return INTERSECTION.meet(first, second)
+def _smallest_stated(first: Any, second: Any) -> Any:
+    return min((value for value in (first, second) if value is not None), default=None)
 
 
-class _Union(Order):
-    """A list of what is demanded. Its order means nothing, so the meet is sorted."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        return tuple(sorted(set(first) | set(second)))
-
-
-class _SmallestStated(Order):
-    """A largest allowed number that a file may leave unsaid; then the other file's counts."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        stated = [value for value in (first, second) if value is not None]
-        return min(stated, default=None)
+def _overlap(first: Any, second: Any) -> Any:
+    low, high = max(first[0], second[0]), min(first[1], second[1])
+    if low > high:
+        raise NothingInCommon
+    return (low, high)
 
 
-class _Overlap(Order):
-    """A range [from, to] of allowed numbers."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        low, high = max(first[0], second[0]), min(first[1], second[1])
-        if low > high:
-            raise NothingInCommon
-        return (low, high)
+def _same(first: Any, second: Any) -> Any:
+    if first != second:
+        raise NothingInCommon
+    return first
 
 
-class _Both(Order):
-    """A demand that is either made or not: made if one of the two makes it."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        return first or second
-
-
-class _Ladder(Order):
-    """A closed list of words, the tightest first."""
-
-    def __init__(self, *words: str) -> None:
-        self._words = words
-
-    def meet(self, first: Any, second: Any) -> Any:
-        return min(first, second, key=self._words.index)
+def _common_multiple(first: Any, second: Any) -> Any:
+    one, two = Fraction(repr(float(first))), Fraction(repr(float(second)))
+    common = Fraction(math.lcm(one.numerator, two.numerator), math.gcd(one.denominator, two.denominator))
+    if common > _LARGEST_STEP or Fraction(repr(float(common))) != common:
+        raise NothingInCommon  # a step that no double spells: no grid lies in both
+    return float(common)
 
 
-class _Same(Order):
-    """A name or digest that is either the same or has nothing in common."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        if first != second:
-            raise NothingInCommon
-        return first
+def _content(pin: Any) -> Any:
+    return None if pin is None else (pin.sha256, pin.rows)
 
 
-class _Label(Order):
-    """A field that decides nothing: a name for people, a licence, a file's place."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        return min(first, second)
-
-
-class _Multiple(Order):
-    """The step of a grid: every second point is tighter. The meet is the smallest common multiple as decimals."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        one, two = Fraction(repr(float(first))), Fraction(repr(float(second)))
-        common = Fraction(math.lcm(one.numerator, two.numerator), math.gcd(one.denominator, two.denominator))
-        if common > _LARGEST_STEP or Fraction(repr(float(common))) != common:
-            raise NothingInCommon  # a step that no double spells: no grid lies in both
-        return float(common)
-
-
-class _Pin(Order):
-    """A pinned file that may be absent: then any file will do, so what is pinned is tighter."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        if first is None or second is None:
-            return second if first is None else first
-        if (first.sha256, first.rows) != (second.sha256, second.rows):
-            raise NothingInCommon
-        return min(first, second, key=lambda pin: (pin.file, pin.licence))
-
-    def same(self, first: Any, second: Any) -> bool:
-        if first is None or second is None:
-            return first is second
-        return (first.sha256, first.rows) == (second.sha256, second.rows)
-
-
-class _Exemption(Order):
-    """What a demand leaves out, or None. Two different exemptions have none in common, and none is the tightest."""
-
-    def meet(self, first: Any, second: Any) -> Any:
-        return first if first == second else None
+def _pin(first: Any, second: Any) -> Any:
+    if first is None or second is None:
+        return second if first is None else first
+    _same(_content(first), _content(second))
+    return min(first, second, key=lambda pin: (pin.file, pin.licence))
 
 
 class Demanded:
     """Marks a block that demands something, so that its absence is looser than its presence, not tighter."""
 
 
-SMALLEST, LARGEST, INTERSECTION, OVERLAP, BOTH = _Smallest(), _Largest(), _Intersection(), _Overlap(), _Both()
-SAME, LABEL, MULTIPLE, PIN = _Same(), _Label(), _Multiple(), _Pin()
-UNION, SMALLEST_STATED, EXEMPTION = _Union(), _SmallestStated(), _Exemption()
-INTERSECTION_OR_ANY = _IntersectionOrAny()
+SMALLEST = Order(min)  # a largest allowed number
+LARGEST = Order(max)  # a smallest required number
+EARLIEST, LATEST = SMALLEST, LARGEST  # UTC times in ISO form, whose order is that of their text
+SMALLEST_STATED = Order(
+    _smallest_stated
+)  # a largest allowed number; where a file does not state it, the other's counts
+# Lists whose order means nothing, so that their meet is sorted: of what is allowed, and of what is demanded. In the
+# second one the word `any` allows everything.
+INTERSECTION = Order(_common)
+INTERSECTION_OR_ANY = Order(_common_or_any)
+UNION = Order(lambda first, second: tuple(sorted({*first, *second})))
+OVERLAP = Order(_overlap)  # a range [from, to] of allowed numbers
+BOTH = Order(lambda first, second: first or second)  # a demand: made if one of the two makes it
+SAME = Order(_same)  # a name or digest
+LABEL = Order(min)  # decides nothing: a name for people, a licence, a file's place
+MULTIPLE = Order(_common_multiple)  # the step of a grid, as a decimal: every second point is tighter
+PIN = Order(_pin, _content)  # a pinned file that may be absent: then any file will do
+# What a demand leaves out, or None, which is the tightest; two different exemptions have none in common.
+EXEMPTION = Order(lambda first, second: first if first == second else None)
 DEMANDED = Demanded()
-EARLIEST, LATEST = SMALLEST, LARGEST  # of times in ISO form
 
 
 def ladder(*words: str) -> Order:
     """Return an order of words, the tightest first."""
-    return _Ladder(*words)
+    return Order(lambda first, second: min(first, second, key=words.index))
 
 
 def rhythm(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:

@@ -10,26 +10,10 @@ from dataclasses import replace
 
 from fedsilo.protocol.kinds import FURTHER, KINDS, OFFERED_KINDS, OUTBOUND_KINDS, TEXT_KINDS_OUT, of_place
 from fedsilo.protocol.transcript import SIGNATURE_BYTES
+from policies import kind as k
 from policies import screens
 from policies.fields import Approvals
 from policies.history import History, bucket_of
-from policies.kind import (
-    NAMES_MAX,
-    SHARED,
-    Judgement,
-    Outcome,
-    PolicyKind,
-    Rule,
-    at_least,
-    at_most,
-    block_of,
-    holds,
-    none_of,
-    not_applicable,
-    rule,
-    side_of,
-    within,
-)
 from policies.kinds import KINDS as OF_KINDS
 from policies.message import OFFERED, Facts
 from policies.model import Policy
@@ -42,71 +26,71 @@ _PLACED = of_place("round", "open step", "named step", "asked step", "past round
 _CONTROL_SENT = tuple(name for name in OUTBOUND_KINDS if KINDS[name].is_control)
 
 
-@rule("measured", "NOT_MEASURED")
-def measured(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("measured", "NOT_MEASURED")
+def measured(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Facts that could not be taken whole are no ground for anything."""
     good = facts["measured"] is True and "measure_error" not in facts
-    return holds(good, (), measured=facts.get("measure_error", good))
+    return k.holds(good, (), measured=facts.get("measure_error", good))
 
 
-@rule("kind", "KIND_NOT_ALLOWED")
-def kind(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("kind", "KIND_NOT_ALLOWED")
+def kind(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """A kind that the policy does not name is denied, in either direction."""
-    block, path = block_of(facts, policy)
+    block, path = k.block_of(facts, policy)
     name = facts["kind"]
     allowed = name in KINDS and facts["direction"] in ("egress", "ingress") and block is not None
     if allowed and name.startswith("control."):
         allowed = name.removeprefix("control.") in block.kinds
         path = (*path, "kinds")
-    return holds(allowed, path, measured=name, limit="a kind that the policy names")
+    return k.holds(allowed, path, measured=name, limit="a kind that the policy names")
 
 
-@rule("fields", "FIELD_NOT_ALLOWED")
-def fields(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("fields", "FIELD_NOT_ALLOWED")
+def fields(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Each field has a class in the catalogue and holds what its class allows (T3, T8)."""
-    _, path = block_of(facts, policy)
-    return none_of(sum(facts["fields_at_fault"].values()), path)
+    _, path = k.block_of(facts, policy)
+    return k.none_of(sum(facts["fields_at_fault"].values()), path)
 
 
-@rule("sender", "SENDER")
-def sender(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("sender", "SENDER")
+def sender(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """The sender is the certificate's identity and stands in the policy."""
     federation = policy.file.federation
     listed = facts["sender"] in policy.peers or facts["sender"] == federation.coordinator
-    return holds(
+    return k.holds(
         listed and facts["sender_expected"] is True,
-        ("federation", "peers" if side_of(facts, policy) == "egress" else "coordinator"),
+        ("federation", "peers" if k.side_of(facts, policy) == "egress" else "coordinator"),
         measured=facts["sender"],
         limit="the expected party, listed in the policy",
     )
 
 
-@rule("valid", "POLICY_NOT_VALID_NOW")
-def valid(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("valid", "POLICY_NOT_VALID_NOW")
+def valid(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Seconds UTC; an expired policy lets nothing out."""
     # The last moment is exclusive: one second before `until` is the last that counts.
-    return within(facts["now"], (policy.valid_from_seconds, policy.valid_until_seconds - 1), ("valid",))
+    return k.within(facts["now"], (policy.valid_from_seconds, policy.valid_until_seconds - 1), ("valid",))
 
 
-@rule("run", "RUN_NOT_OPEN", *_PLACED, *of_place("run"))
-def run(facts: Facts, policy: Policy, history: History) -> Judgement:
-    _, path = block_of(facts, policy)
-    return holds(facts["run_is_open"], path)
+@k.rule("run", "RUN_NOT_OPEN", *_PLACED, *of_place("run"))
+def run(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+    _, path = k.block_of(facts, policy)
+    return k.holds(facts["run_is_open"], path)
 
 
-@rule("kind of the method", "METHOD_KIND", *OFFERED_KINDS)
-def kind_of_method(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("kind of the method", "METHOD_KIND", *OFFERED_KINDS)
+def kind_of_method(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """The running method offers this kind: what a policy names for one method is not open to another."""
-    _, path = block_of(facts, policy)
-    if side_of(facts, policy) == "ingress":
-        return not_applicable()  # knowledge.package comes in, too
-    return holds(facts["kind_of_method"], path)
+    _, path = k.block_of(facts, policy)
+    if k.side_of(facts, policy) == "ingress":
+        return k.not_applicable()  # knowledge.package comes in, too
+    return k.holds(facts["kind_of_method"], path)
 
 
-@rule("round", "ROUND_NOT_OPEN", *_PLACED)
-def round_and_step(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("round", "ROUND_NOT_OPEN", *_PLACED)
+def round_and_step(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """The message belongs to the open round, and to its open step where it has a step."""
-    _, path = block_of(facts, policy)
+    _, path = k.block_of(facts, policy)
     name, number, step = facts["kind"], facts["round"], facts["step"]
     match KINDS[name].place:
         case "past round" | "past round or base" as place:
@@ -120,17 +104,17 @@ def round_and_step(facts: Facts, policy: Policy, history: History) -> Judgement:
         case _:
             fits = number == facts["open_round"] >= 1 and step == facts["open_step"] >= 1
     open_at = f"{facts['open_round']}.{facts['open_step']}"
-    return holds(fits, path, measured=f"{number}.{step}", limit=f"round.step {open_at}")
+    return k.holds(fits, path, measured=f"{number}.{step}", limit=f"round.step {open_at}")
 
 
-@rule("place of a control message", "CONTROL_PLACE", *_CONTROL_SENT)
-def control_place(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("place of a control message", "CONTROL_PLACE", *_CONTROL_SENT)
+def control_place(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Round and step carry nothing but where the run stands (T9): none outside a run, and in a run only with the kinds
     that say it, at most the open round (an offer may settle after its round) and the plan's last step, as in the body.
     """
-    _, path = block_of(facts, policy)
-    if side_of(facts, policy) == "ingress":
-        return not_applicable()  # the coordinator's answers take nothing out of a site
+    _, path = k.block_of(facts, policy)
+    if k.side_of(facts, policy) == "ingress":
+        return k.not_applicable()  # the coordinator's answers take nothing out of a site
     place = (facts["round"], facts["step"])
     latest = last_step = 0
     if facts["place_in_body"] and facts["run_is_open"] is True:
@@ -139,7 +123,7 @@ def control_place(facts: Facts, policy: Policy, history: History) -> Judgement:
     refused = facts["kind"] == "control.abstain" and place == (facts["refused_round"], 0)
     # The sender's own gate knew a run that is over at the receiver; the news of its end may be on the way.
     over = facts["direction"] == "ingress" and facts["run_is_open"] is False and facts["run"] != ""
-    return holds(
+    return k.holds(
         facts["place_of_body"] is True and (within_run or refused or (over and facts["place_in_body"])),
         path,
         measured=f"{place[0]}.{place[1]}",
@@ -157,27 +141,27 @@ _ENVELOPE = (measured, kind, fields, sender, valid, run, kind_of_method, round_a
 # answer to the silo's own request, so there only the size of a message is limited.
 
 
-@rule("message bytes", "MESSAGE_BYTES")
-def message_bytes(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("message bytes", "MESSAGE_BYTES")
+def message_bytes(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     key = "control_message_bytes" if facts["kind"].startswith("control.") else "message_bytes"
-    return at_most(facts["payload_bytes"], getattr(policy.file.budgets, key), ("budgets", key))
+    return k.at_most(facts["payload_bytes"], getattr(policy.file.budgets, key), ("budgets", key))
 
 
-@rule("round bytes", "ROUND_BYTES")
-def round_bytes(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("round bytes", "ROUND_BYTES")
+def round_bytes(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Bytes of one round of one run. Control messages and those of round 0 draw on the day's budget only."""
-    if side_of(facts, policy) == "ingress" or facts["round"] == 0 or facts["kind"].startswith("control."):
-        return not_applicable()
+    if k.side_of(facts, policy) == "ingress" or facts["round"] == 0 or facts["kind"].startswith("control."):
+        return k.not_applicable()
     total = history.round_bytes + facts["payload_bytes"]
-    return at_most(total, policy.file.budgets.round_bytes, ("budgets", "round_bytes"))
+    return k.at_most(total, policy.file.budgets.round_bytes, ("budgets", "round_bytes"))
 
 
-@rule("day bytes", "DAY_BYTES")
-def day_bytes(facts: Facts, policy: Policy, history: History) -> Judgement:
-    if side_of(facts, policy) == "ingress":
-        return not_applicable()
+@k.rule("day bytes", "DAY_BYTES")
+def day_bytes(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+    if k.side_of(facts, policy) == "ingress":
+        return k.not_applicable()
     total = history.day_bytes + facts["payload_bytes"]
-    return at_most(total, policy.file.budgets.day_bytes, ("budgets", "day_bytes"))
+    return k.at_most(total, policy.file.budgets.day_bytes, ("budgets", "day_bytes"))
 
 
 _RATE_KEYS = {
@@ -187,13 +171,13 @@ _RATE_KEYS = {
 }
 
 
-@rule("messages per minute", "MESSAGE_RATE")
-def rate(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("messages per minute", "MESSAGE_RATE")
+def rate(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Polls, other control messages and everything else have a bucket each."""
-    if side_of(facts, policy) == "ingress":
-        return not_applicable()
+    if k.side_of(facts, policy) == "ingress":
+        return k.not_applicable()
     key = _RATE_KEYS[bucket_of(facts["kind"])]
-    return at_most(history.messages_in_minute + 1, getattr(policy.file.budgets, key), ("budgets", key))
+    return k.at_most(history.messages_in_minute + 1, getattr(policy.file.budgets, key), ("budgets", key))
 
 
 _VOLUME = (message_bytes, round_bytes, day_bytes, rate)
@@ -204,14 +188,14 @@ _VOLUME = (message_bytes, round_bytes, day_bytes, rate)
 # signature under the transcript of a round (T20).
 
 
-@rule("checkpoints of others", "CHECKPOINTS_OF_OTHERS", "control.checkpoint")
-def others(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("checkpoints of others", "CHECKPOINTS_OF_OTHERS", "control.checkpoint")
+def others(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """A silo shows no log but its own, and countersigns at most one checkpoint of each other silo at a time."""
     shown, signed = facts["peer_logs"], facts["countersigned"]
     # the coordinator carries for every silo; this site looks only at those that its policy lists
-    outward = side_of(facts, policy) == "egress"
-    logs, most = (0, len(policy.peers) - 1) if outward else (NAMES_MAX, NAMES_MAX)
-    return holds(
+    outward = k.side_of(facts, policy) == "egress"
+    logs, most = (0, len(policy.peers) - 1) if outward else (k.NAMES_MAX, k.NAMES_MAX)
+    return k.holds(
         0 <= shown <= logs and 0 <= signed <= most,
         ("federation", "peers"),
         measured=f"{shown} logs, {signed} cosignatures",
@@ -219,23 +203,23 @@ def others(facts: Facts, policy: Policy, history: History) -> Judgement:
     )
 
 
-@rule("witnesses", "TOO_FEW_WITNESSES", "round.open")
-def witnesses(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("witnesses", "TOO_FEW_WITNESSES", "round.open")
+def witnesses(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """A further round opens once enough parties have countersigned this site's log as it was after the last one."""
-    _, path = block_of(facts, policy)
+    _, path = k.block_of(facts, policy)
     if facts["direction"] != "ingress" or facts["round"] <= 1:
-        return not_applicable(path)
-    return at_least(facts["witnesses"], policy.file.audit.min_witnesses, ("audit", "min_witnesses"))
+        return k.not_applicable(path)
+    return k.at_least(facts["witnesses"], policy.file.audit.min_witnesses, ("audit", "min_witnesses"))
 
 
-@rule("countersignature", "COUNTERSIGNATURE", "control.poll")
-def countersignature(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("countersignature", "COUNTERSIGNATURE", "control.poll")
+def countersignature(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """A poll carries a signature of exactly its length while a round waits for it, and nothing at any other time (T9).
     Whether it verifies, its receiver looks; there it may also come late."""
-    _, path = block_of(facts, policy)
+    _, path = k.block_of(facts, policy)
     size = facts["countersignature_bytes"]
     most = SIGNATURE_BYTES if facts["countersigns"] is True or facts["direction"] == "ingress" else 0
-    return holds(size in (0, most), path, measured=size, limit=f"0 or {most} bytes")
+    return k.holds(size in (0, most), path, measured=size, limit=f"0 or {most} bytes")
 
 
 _AUDIT = (others, witnesses, countersignature)
@@ -249,48 +233,48 @@ _AUDIT = (others, witnesses, countersignature)
 # of (N1).
 
 
-@rule("screens ran", "SCREEN_FAILED", *screens.TEXT_KINDS)
-def screens_ran(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("screens ran", "SCREEN_FAILED", *screens.TEXT_KINDS)
+def screens_ran(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Each screen that the policy names ran over every text, with the settings that stand in this very policy."""
-    block, path = block_of(facts, policy)
+    block, path = k.block_of(facts, policy)
     names = screens.asked(block, facts["kind"], facts["direction"])
     if not names or facts["stage"] == OFFERED:
-        return not_applicable()
+        return k.not_applicable()
     settings = {name: screens.settings_of(policy.file, name) for name in names}
     lacking = sum(not digest or facts["screens"].get(name) != digest for name, digest in settings.items())
-    return none_of(lacking, (*path, "screens"))
+    return k.none_of(lacking, (*path, "screens"))
 
 
-@rule("screen hits", "SCREEN_HIT", *screens.TEXT_KINDS)
-def screen_hits(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("screen hits", "SCREEN_HIT", *screens.TEXT_KINDS)
+def screen_hits(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """No hit in what goes out or is let in, or, with on_hit hold, persons who have approved exactly these bytes.
 
     Only responses can be held: of them a hit can be one of many, and a person can look at it.
     """
-    block, path = block_of(facts, policy)
+    block, path = k.block_of(facts, policy)
     if not screens.asked(block, facts["kind"], facts["direction"]) or facts["stage"] == OFFERED:
-        return not_applicable()
+        return k.not_applicable()
     hits = facts["responses_hit"]
     if facts["direction"] == "ingress" or getattr(block, "on_hit", "withhold") == "withhold":
-        return none_of(hits, (*path, "screens"))
+        return k.none_of(hits, (*path, "screens"))
     if hits == 0:
-        return Judgement("ok", 0, 0, (*path, "on_hit"))
+        return k.Judgement("ok", 0, 0, (*path, "on_hit"))
     asked = block.approvals
     people = {approval.person for approval in history.approvals if set(approval.roles) & set(asked.roles)}
-    outcome: Outcome = "ok" if len(people) >= asked.persons else "hold"
-    return Judgement(outcome, len(people), asked.persons, (*path, "on_hit"), least=True)
+    outcome: k.Outcome = "ok" if len(people) >= asked.persons else "hold"
+    return k.Judgement(outcome, len(people), asked.persons, (*path, "on_hit"), least=True)
 
 
-@rule("screen hits per day", "SCREEN_HALT", *TEXT_KINDS_OUT)
-def hits_per_day(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("screen hits per day", "SCREEN_HALT", *TEXT_KINDS_OUT)
+def hits_per_day(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Beyond the day's hits the kind is halted, so that nobody asks the screens about the private corpus (T18)."""
-    block, path = block_of(facts, policy)
+    block, path = k.block_of(facts, policy)
     if facts["direction"] != "egress" or not screens.asked(block, facts["kind"], facts["direction"]):
-        return not_applicable()
+        return k.not_applicable()
     path = (*path, "max_hits_per_day")
     if history.screen_halted is not False:
-        return holds(False, path, measured="halted", limit="released by persons")
-    return at_most(history.screen_hits_in_day, block.max_hits_per_day, path)
+        return k.holds(False, path, measured="halted", limit="released by persons")
+    return k.at_most(history.screen_hits_in_day, block.max_hits_per_day, path)
 
 
 SCREENS = (screens_ran, screen_hits, hits_per_day)
@@ -308,13 +292,13 @@ def asked(block: Approvals, ordinal: int) -> bool:
     return ordinal <= block.first_rounds or (block.then > 0 and ordinal % block.then == 0)
 
 
-@rule("approvals", "APPROVAL", *(name for name, kind in KINDS.items() if kind.held))
-def approvals(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("approvals", "APPROVAL", *(name for name, kind in KINDS.items() if kind.held))
+def approvals(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Distinct people in a named role who approved exactly this payload. The coordinator approves for nobody."""
-    block, path = block_of(facts, policy)
+    block, path = k.block_of(facts, policy)
     releasing = facts["direction"] == ("ingress" if facts["kind"] == "run.plan" else "egress")
     if block is None or not releasing or facts["stage"] == OFFERED:
-        return not_applicable()
+        return k.not_applicable()
     path = (*path, "approvals")
     rules: Approvals = block.approvals
     if facts["kind"] == "run.plan":
@@ -323,9 +307,9 @@ def approvals(facts: Facts, policy: Policy, history: History) -> Judgement:
     else:
         waits = asked(rules, history.rounds_released + 1)
     if not waits:
-        return Judgement("ok", 0, 0, path)
+        return k.Judgement("ok", 0, 0, path)
     people = {approval.person for approval in history.approvals if set(approval.roles) & set(rules.roles)}
-    return Judgement("ok" if len(people) >= rules.persons else "hold", len(people), rules.persons, path, least=True)
+    return k.Judgement("ok" if len(people) >= rules.persons else "hold", len(people), rules.persons, path, least=True)
 
 
 _APPROVALS = (approvals,)
@@ -334,29 +318,29 @@ _APPROVALS = (approvals,)
 # ---- all of them --------------------------------------------------------------------------------
 
 
-def _place(kind: PolicyKind) -> int:
+def _place(kind: k.PolicyKind) -> int:
     """Return where the rules of a kind come: kinds of the further methods one by one, the others file by file."""
     row, names = KINDS[kind.name], list(KINDS)
     alike = row if row in FURTHER else next(each for each in KINDS.values() if each.module == row.module)
     return names.index(alike.name)
 
 
-_OF_POLICIES: tuple[PolicyKind, ...] = tuple(sorted(OF_KINDS.values(), key=_place))
+_OF_POLICIES: tuple[k.PolicyKind, ...] = tuple(sorted(OF_KINDS.values(), key=_place))
 
 
-def _lists() -> Iterator[Sequence[Rule]]:
+def _lists() -> Iterator[Sequence[k.Rule]]:
     yield (*_ENVELOPE, *_VOLUME)
     for kind in _OF_POLICIES:
-        if set(SHARED) & set(kind.rules):
-            yield SHARED
+        if set(k.SHARED) & set(kind.rules):
+            yield k.SHARED
         yield kind.rules
     yield (*_AUDIT, *SCREENS, *_APPROVALS)
 
 
-def in_order(lists: Iterable[Sequence[Rule]]) -> list[Rule]:
+def in_order(lists: Iterable[Sequence[k.Rule]]) -> list[k.Rule]:
     """Return the rules of all lists, each once. The order of each list is kept; what a list has between two rules that
     are placed already comes before the second."""
-    placed: list[Rule] = []
+    placed: list[k.Rule] = []
     for rules in lists:
         at = len(placed)
         for each in reversed(rules):
@@ -367,10 +351,10 @@ def in_order(lists: Iterable[Sequence[Rule]]) -> list[Rule]:
     return placed
 
 
-def _with_kinds(made: Rule) -> Rule:
+def _with_kinds(made: k.Rule) -> k.Rule:
     """A kind's rule that names no kinds judges those that list it."""
     listed = frozenset(kind.name for kind in _OF_POLICIES if made in kind.rules)
     return made if made.kinds else replace(made, kinds=listed)
 
 
-RULES: tuple[Rule, ...] = tuple(map(_with_kinds, in_order(_lists())))
+RULES: tuple[k.Rule, ...] = tuple(map(_with_kinds, in_order(_lists())))

@@ -34,52 +34,25 @@ from fedsilo.protocol.factors import (
 from fedsilo.protocol.kinds import UPDATE_KINDS
 from fedsilo.protocol.products import l2_between, l2_most
 from fedsilo.protocol.strict_yaml import Path
+from policies import kind as k
 from policies import lattice
 from policies.fields import Approvals, Closed, Integer, Least, Limit, NormLimit, PinnedText, is_zero
 from policies.grids import MANTISSA_BITS, BitPatterns, Bits, grid_points
 from policies.history import History
-from policies.kind import (
-    BASE_DIGEST,
-    Around,
-    Example,
-    FieldClass,
-    FieldTable,
-    Figures,
-    Judgement,
-    PolicyKind,
-    at_least,
-    at_most,
-    block_of,
-    block_rule,
-    digest_of,
-    equal,
-    fact,
-    holds,
-    limit_rule,
-    next_of_round,
-    none_of,
-    not_applicable,
-    rule,
-    server_step,
-    step_limit,
-    zero_rule,
-)
 from policies.message import OFFERED, Context, Facts, Message
 from policies.model import UNLIMITED, Policy, SchemaPin
 
-_F = FieldClass
-
+_F = k.FieldClass
 _UPDATES = tuple(sorted(UPDATE_KINDS))
 CLIP_MARGIN = 1 + 2**-6  # rounding to bfloat16 may move a clipped norm up by this factor at most
 _TILE_ELEMENTS = 1 << 16  # in float64 half a MiB, which stays in the processor's cache
 _EXPONENT = np.uint32(0x7F800000)
-_VALUE_BYTES = {"float32": 4, "bfloat16": 2}
 _SAMPLE = 4096  # values of an update; a bit of a random payload that survives in all of them is no accident
 _SIGN_BIT, _MANTISSA_WIRE_BITS = 31, 23
 _LEAST_EXPONENT = -126  # of a normal float32
 
 
-FIELDS: FieldTable = {
+FIELDS: k.FieldTable = {
     "Factors": {
         "base_digest": _F.DIGEST,
         "schema_sha256": _F.DIGEST,
@@ -157,7 +130,7 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
     tensors = message.tensors
     facts: Facts = {
         "schema_sha256": schema.digest if schema else "",
-        "header_schema_sha256": digest_of(header.schema_sha256),
+        "header_schema_sha256": k.digest_of(header.schema_sha256),
         "freeze": freeze,
         "dtype": header.dtype if header.dtype in DTYPE_ITEM_BYTES else "",
         "dtype_of_schema": schema is not None and header.dtype == schema.dtype,
@@ -228,7 +201,7 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
             first_of_run=context.last_adapter_first,
             step_l2=step.l2 if finite and not facts["shapes_wrong"] and facts["tensors_given"] else None,
             step_rounds=context.last_adapter_rounds,
-            **server_step(plan, schema),
+            **k.server_step(plan, schema),
         )
         if schema is not None and len(TURNS[schema.freeze]) > 1:
             fixed = fixed_in(schema.freeze, max(context.adapter_round, 1))
@@ -313,7 +286,7 @@ class _Step:
 
 def _pin(facts: Facts, policy: Policy) -> tuple[SchemaPin, tuple[str, ...]] | None:
     """The schema that this kind's block names, and its place in the file."""
-    block, _ = block_of(facts, policy)
+    block, _ = k.block_of(facts, policy)
     if block is None:
         return None
     return policy.file.lora_schemas[block.schema_name], ("lora_schemas", block.schema_name)
@@ -324,29 +297,29 @@ def _before_transforms(facts: Facts) -> bool:
     return bool(facts["stage"] == OFFERED and facts["direction"] == "egress")
 
 
-@rule("schema", "SCHEMA_MISMATCH")
-def schema(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("schema", "SCHEMA_MISMATCH")
+def schema(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """The schema measured against, and the one the header names, are the pinned one."""
     pinned = _pin(facts, policy)
     if pinned is None:
-        return not_applicable()
+        return k.not_applicable()
     pin, path = pinned
     key = "schema_sha256" if facts["schema_sha256"] != pin.sha256 else "header_schema_sha256"
-    return equal(facts[key], pin.sha256, (*path, "sha256"))
+    return k.equal(facts[key], pin.sha256, (*path, "sha256"))
 
 
-@rule("tensor set", "TENSOR_SET")
-def tensor_set(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("tensor set", "TENSOR_SET")
+def tensor_set(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """No tensor missing, added, renamed or repeated, and values given for each."""
-    _, path = block_of(facts, policy)
+    _, path = k.block_of(facts, policy)
     if facts["tensors_given"] is not True or facts["tensors"] < 1:
-        return holds(False, (*path, "schema"))
+        return k.holds(False, (*path, "schema"))
     wrong = facts["tensors_missing"] + facts["tensors_unexpected"] + facts["tensors_repeated"]
-    return none_of(wrong, (*path, "schema"))
+    return k.none_of(wrong, (*path, "schema"))
 
 
-@rule("frozen factors", "FROZEN")
-def frozen(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("frozen factors", "FROZEN")
+def frozen(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """What the pinned schema freezes is in no update, and in every global adapter what the plan's seed draws (T6).
 
     Where factors take turns, what the last round fixed is as it was before that round. Where more than one round lies
@@ -355,106 +328,106 @@ def frozen(facts: Facts, policy: Policy, history: History) -> Judgement:
     """
     pinned = _pin(facts, policy)
     if pinned is None:
-        return not_applicable()
+        return k.not_applicable()
     pin, path = pinned[0], (*pinned[1], "freeze")
     if facts["freeze"] != pin.freeze:
-        return equal(facts["freeze"], pin.freeze, path)
+        return k.equal(facts["freeze"], pin.freeze, path)
     if facts["kind"] != "global.adapter":
         kind, turns = facts["kind"], len(TURNS[pin.freeze])
         is_due = turns == 1 or UPDATE_KIND[fixed_in(pin.freeze, facts["round"])] == kind
         of_kind = next(freeze for freeze, kinds in KINDS_OF_FREEZE.items() if kind in kinds)
         fits = is_due and kind in KINDS_OF_FREEZE[pin.freeze]
-        return equal(pin.freeze if fits else of_kind, pin.freeze, path)
+        return k.equal(pin.freeze if fits else of_kind, pin.freeze, path)
     if pin.freeze == "none":
-        return not_applicable(path)
+        return k.not_applicable(path)
     if len(TURNS[pin.freeze]) == 1:
-        return holds(facts["frozen_as_planned"], path)
+        return k.holds(facts["frozen_as_planned"], path)
     if facts["first_of_run"] is True:
-        return holds(facts["frozen_as_planned"], path) if facts["adapter_round"] <= 1 else not_applicable(path)
-    return none_of(facts["fixed_changed"], path) if facts["step_rounds"] == 1 else not_applicable(path)
+        return k.holds(facts["frozen_as_planned"], path) if facts["adapter_round"] <= 1 else k.not_applicable(path)
+    return k.none_of(facts["fixed_changed"], path) if facts["step_rounds"] == 1 else k.not_applicable(path)
 
 
-@rule("tensor shapes", "TENSOR_SHAPE")
-def shapes(facts: Facts, policy: Policy, history: History) -> Judgement:
-    _, path = block_of(facts, policy)
-    return none_of(facts["shapes_wrong"], (*path, "schema"))
+@k.rule("tensor shapes", "TENSOR_SHAPE")
+def shapes(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+    _, path = k.block_of(facts, policy)
+    return k.none_of(facts["shapes_wrong"], (*path, "schema"))
 
 
-@rule("tensor dtype", "TENSOR_DTYPE")
-def dtype(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("tensor dtype", "TENSOR_DTYPE")
+def dtype(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     pinned = _pin(facts, policy)
     if pinned is None:
-        return not_applicable()
+        return k.not_applicable()
     pin, path = pinned
     if facts["kind"] == "global.adapter" and facts["dtype"] == "float32":
         # The coordinator's master is float32 whatever the deltas travel in.
-        return equal("float32", "float32", (*path, "dtype"))
+        return k.equal("float32", "float32", (*path, "dtype"))
     if facts["dtype_of_schema"] is not True:
-        return holds(False, (*path, "dtype"), measured=facts["dtype"], limit=pin.dtype)
-    return equal(facts["dtype"], pin.dtype, (*path, "dtype"))
+        return k.holds(False, (*path, "dtype"), measured=facts["dtype"], limit=pin.dtype)
+    return k.equal(facts["dtype"], pin.dtype, (*path, "dtype"))
 
 
-@rule("rank and scale", "RANK")
-def rank(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("rank and scale", "RANK")
+def rank(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     pinned = _pin(facts, policy)
     if pinned is None:
-        return not_applicable()
+        return k.not_applicable()
     pin, path = pinned
     if facts.get("shift_rank", pin.shift_rank) != pin.shift_rank:
-        return equal(facts["shift_rank"], pin.shift_rank, (*path, "shift_rank"))
+        return k.equal(facts["shift_rank"], pin.shift_rank, (*path, "shift_rank"))
     if facts["rank_of_schema"] is not True or facts["scale_of_schema"] is not True:
-        return holds(False, (*path, "rank"), measured=facts["rank"], limit=pin.rank)
-    return equal(facts["rank"], pin.rank, (*path, "rank"))
+        return k.holds(False, (*path, "rank"), measured=facts["rank"], limit=pin.rank)
+    return k.equal(facts["rank"], pin.rank, (*path, "rank"))
 
 
-FINITE = zero_rule("finite values", "NOT_FINITE", "values_not_finite")
+FINITE = k.zero_rule("finite values", "NOT_FINITE", "values_not_finite")
 
 
-@rule("canonical values", "NOT_CANONICAL")
-def canonical(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("canonical values", "NOT_CANONICAL")
+def canonical(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """No -0 and no denormal: both are a bit pattern more than the number needs."""
-    _, path = block_of(facts, policy)
-    return not_applicable(path) if _before_transforms(facts) else none_of(facts["values_not_canonical"], path)
+    _, path = k.block_of(facts, policy)
+    return k.not_applicable(path) if _before_transforms(facts) else k.none_of(facts["values_not_canonical"], path)
 
 
-@rule("base adapter", "BASE_DIGEST")
-def base(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("base adapter", "BASE_DIGEST")
+def base(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """A delta names the adapter that the open round started from; whole factors name none."""
-    _, path = block_of(facts, policy)
+    _, path = k.block_of(facts, policy)
     key = "base_digest_empty" if facts["kind"] == "global.adapter" else "base_digest_of_round"
-    return holds(facts[key], path)
+    return k.holds(facts[key], path)
 
 
-@rule("value grid", "VALUE_GRID", *_UPDATES)
-def grid(facts: Facts, policy: Policy, history: History) -> Judgement:
-    block, path = block_of(facts, policy)
+@k.rule("value grid", "VALUE_GRID", *_UPDATES)
+def grid(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+    block, path = k.block_of(facts, policy)
     if block is None or block.quantise.grid == "float32" or _before_transforms(facts):
-        return not_applicable()
-    return none_of(facts["values_off_bfloat16"], (*path, "quantise"))
+        return k.not_applicable()
+    return k.none_of(facts["values_off_bfloat16"], (*path, "quantise"))
 
 
-DELTA_L2 = limit_rule("L2 of the delta", "DELTA_L2", "max_l2", fact("l2"), *_UPDATES, unless=_before_transforms)
-TENSOR_L2 = limit_rule(
-    "L2 of one tensor", "TENSOR_L2", "max_tensor_l2", fact("tensor_l2_max"), *_UPDATES, unless=_before_transforms
+DELTA_L2 = k.limit_rule("L2 of the delta", "DELTA_L2", "max_l2", k.fact("l2"), *_UPDATES, unless=_before_transforms)
+TENSOR_L2 = k.limit_rule(
+    "L2 of one tensor", "TENSOR_L2", "max_tensor_l2", k.fact("tensor_l2_max"), *_UPDATES, unless=_before_transforms
 )
-TOTAL_L2 = limit_rule(
+TOTAL_L2 = k.limit_rule(
     "L2 of base and delta",
     "TOTAL_L2",
     "max_total_l2",
-    fact("total_l2_max"),
+    k.fact("total_l2_max"),
     *_UPDATES,
     unless=_before_transforms,
     why="Upper bound: norm of the base plus norm of the delta.",
 )
 
 
-@block_rule("L2 of the adapter", "ADAPTER_L2", "global.adapter")
-def adapter_l2(facts: Facts, block: GlobalAdapter, path: Path) -> Judgement:
-    return at_most(facts["l2"], block.max_l2, (*path, "max_l2"))
+@k.block_rule("L2 of the adapter", "ADAPTER_L2", "global.adapter")
+def adapter_l2(facts: Facts, block: GlobalAdapter, path: Path) -> k.Judgement:
+    return k.at_most(facts["l2"], block.max_l2, (*path, "max_l2"))
 
 
-@block_rule("L2 of the step", "ADAPTER_STEP", "global.adapter")
-def adapter_step(facts: Facts, block: GlobalAdapter, path: Path) -> Judgement:
+@k.block_rule("L2 of the step", "ADAPTER_STEP", "global.adapter")
+def adapter_step(facts: Facts, block: GlobalAdapter, path: Path) -> k.Judgement:
     """How far an adapter is from the last one that was let in in this run, for each round in between (threat T20).
 
     So after n rounds it is at most n steps from the run's first adapter, whatever each round brought. That one has none
@@ -467,36 +440,36 @@ def adapter_step(facts: Facts, block: GlobalAdapter, path: Path) -> Judgement:
     """
     path = (*path, "max_step_l2")
     if facts["first_of_run"] is True:
-        return not_applicable(path)
+        return k.not_applicable(path)
     step, rounds = facts["step_l2"], facts["step_rounds"]
-    return at_most(
-        step / rounds if step is not None and rounds >= 1 else None, step_limit(facts, block.max_step_l2), path
+    return k.at_most(
+        step / rounds if step is not None and rounds >= 1 else None, k.step_limit(facts, block.max_step_l2), path
     )
 
 
-@block_rule("L2 of the base's shift", "SHIFT_L2", "global.adapter")
-def shift_l2(facts: Facts, block: GlobalAdapter, path: Path) -> Judgement:
+@k.block_rule("L2 of the base's shift", "SHIFT_L2", "global.adapter")
+def shift_l2(facts: Facts, block: GlobalAdapter, path: Path) -> k.Judgement:
     """How far the base's weights are shifted in all (threat T20). No silo trains or sends a shift: it is the mean of
     what the silos' products are beyond their factors' means."""
     path = (*path, "max_shift_l2")
-    return at_most(facts["shift_l2"], block.max_shift_l2, path) if "shift_l2" in facts else not_applicable(path)
+    return k.at_most(facts["shift_l2"], block.max_shift_l2, path) if "shift_l2" in facts else k.not_applicable(path)
 
 
-@block_rule("L2 of the shift's step", "SHIFT_STEP", "global.adapter")
-def shift_step(facts: Facts, block: GlobalAdapter, path: Path) -> Judgement:
+@k.block_rule("L2 of the shift's step", "SHIFT_STEP", "global.adapter")
+def shift_step(facts: Facts, block: GlobalAdapter, path: Path) -> k.Judgement:
     """How far the shift is from that of the last adapter that was let in, or, before there is one, from none, for each
     round in between. A run begins without a shift; what cannot be measured is refused."""
     path = (*path, "max_shift_step_l2")
     if "shift_l2" not in facts:
-        return not_applicable(path)
+        return k.not_applicable(path)
     if facts["first_of_run"] is True:
         rounds, step = facts["adapter_round"], facts["shift_l2"]
-        return at_most(step, rounds * block.max_shift_step_l2, path)
+        return k.at_most(step, rounds * block.max_shift_step_l2, path)
     step, rounds = facts["shift_step_l2"], facts["step_rounds"]
-    return at_most(step / rounds if step is not None and rounds >= 1 else None, block.max_shift_step_l2, path)
+    return k.at_most(step / rounds if step is not None and rounds >= 1 else None, block.max_shift_step_l2, path)
 
 
-PER_ROUND = limit_rule("factor sets per round", "PER_ROUND", "per_round", next_of_round, *_UPDATES)
+PER_ROUND = k.limit_rule("factor sets per round", "PER_ROUND", "per_round", k.next_of_round, *_UPDATES)
 
 
 def _elsewhere(facts: Facts) -> bool:
@@ -504,28 +477,28 @@ def _elsewhere(facts: Facts) -> bool:
     return bool(facts["direction"] != "egress")
 
 
-@rule("records of the round", "MIN_RECORDS", *_UPDATES)
-def records(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("records of the round", "MIN_RECORDS", *_UPDATES)
+def records(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Enough distinct private records, so that no update is one record's. Public steps alone are nobody's."""
-    block, path = block_of(facts, policy)
+    block, path = k.block_of(facts, policy)
     if block is None or _elsewhere(facts):
-        return not_applicable()
+        return k.not_applicable()
     path = (*path, "min_records")
     if facts["records"] == 0:
-        return Judgement("ok", 0, block.min_records, path)
-    return at_least(facts["records"], block.min_records, path)
+        return k.Judgement("ok", 0, block.min_records, path)
+    return k.at_least(facts["records"], block.min_records, path)
 
 
-LOCAL_EPOCHS = limit_rule(
+LOCAL_EPOCHS = k.limit_rule(
     "local epochs of the round",
     "LOCAL_EPOCHS",
     "max_local_epochs",
-    fact("epochs"),
+    k.fact("epochs"),
     *_UPDATES,
     unless=_elsewhere,
     why="No record was given more often than this.",
 )
-STEPS = limit_rule("steps of the round", "STEPS", "max_steps", fact("steps"), *_UPDATES, unless=_elsewhere)
+STEPS = k.limit_rule("steps of the round", "STEPS", "max_steps", k.fact("steps"), *_UPDATES, unless=_elsewhere)
 
 
 # ---- what is done to an update before it leaves ----------------------------------------
@@ -641,14 +614,14 @@ def _growth(bits: int, grid: str) -> float:
 # ---- figures --------------------------------------------------------------------------------
 
 
-def largest(block: LoraFactors, at: Figures) -> tuple[int, int]:
+def largest(block: LoraFactors, at: k.Figures) -> tuple[int, int]:
     size = at.schema.bytes_of(at.kind) if at.schema else at.file.budgets.message_bytes
     return block.per_round, block.per_round * size
 
 
-def bits(block: LoraFactors, at: Figures) -> Bits:
+def bits(block: LoraFactors, at: k.Figures) -> Bits:
     if at.schema is None:
-        elements = at.file.budgets.message_bytes // _VALUE_BYTES[block.quantise.grid]
+        elements = at.file.budgets.message_bytes // DTYPE_ITEM_BYTES[block.quantise.grid]
     else:
         elements = at.schema.elements_of(at.kind)
     # an element is bound by the norm of its tensor; the norm of the whole narrows the vector, not each value
@@ -744,7 +717,7 @@ class _OneValue(Mapping[str, Array]):
         return len(self._shapes)
 
 
-def example(at: Around) -> Example:
+def example(at: k.Around) -> k.Example:
     """Return an update, or a whole adapter, of half the length that it may have or less.
 
     Raises:
@@ -762,7 +735,7 @@ def example(at: Around) -> Example:
     value = 2.0 ** math.floor(math.log2(value)) if value > 0 else 0.0  # which every grid has
     # a whole adapter travels as the coordinator's float32 master, whatever the deltas travel in
     header = pb.Factors(
-        base_digest=BASE_DIGEST if at.sent else "",
+        base_digest=k.BASE_DIGEST if at.sent else "",
         schema_sha256=schema.digest,
         rank=schema.rank,
         scale=schema.scale,
@@ -773,13 +746,13 @@ def example(at: Around) -> Example:
     if at.sent:
         trained = (("records", "min_records"), ("epochs", "max_local_epochs"), ("steps", "max_steps"))
         known = {"base_l2": 0.0, **{name: getattr(block, key) for name, key in trained}}
-    return Example(header, known, _OneValue(shapes, value, "none" if at.sent else schema.freeze, at.plan.seed))
+    return k.Example(header, known, _OneValue(shapes, value, "none" if at.sent else schema.freeze, at.plan.seed))
 
 
 KINDS = (
     *(
-        PolicyKind(kind, example, sent=LoraFactors, measure=measure, rules=_RULES, largest=largest, bits=bits)
+        k.PolicyKind(kind, example, sent=LoraFactors, measure=measure, rules=_RULES, largest=largest, bits=bits)
         for kind in _UPDATES
     ),
-    PolicyKind("global.adapter", example, taken=GlobalAdapter, measure=measure, rules=_RULES),
+    k.PolicyKind("global.adapter", example, taken=GlobalAdapter, measure=measure, rules=_RULES),
 )

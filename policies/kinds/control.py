@@ -13,15 +13,14 @@ from fedsilo.protocol.errors import WireCode
 from fedsilo.protocol.isolation import ISOLATION_LEVELS
 from fedsilo.protocol.kinds import KINDS as ROWS
 from fedsilo.protocol.kinds import MESSAGES, OUTBOUND_KINDS
+from policies import kind as k
 from policies import lattice
 from policies.fields import Closed
-from policies.kind import Around, Example, FieldClass, FieldTable, PolicyKind
 from policies.message import Context, Facts, Message
 
-_F = FieldClass
-
+_F = k.FieldClass
 _LOADS = frozenset({"fp32", "bf16", "nf4", "fp8"})
-FIELDS: FieldTable = {
+FIELDS: k.FieldTable = {
     "Hello": {
         "protocol_min": _F.NUMBER,
         "protocol_max": _F.NUMBER,
@@ -107,18 +106,18 @@ def measure(body: Any, message: Message, context: Context) -> Facts:
     }
 
 
-def example(at: Around) -> Example:
+def example(at: k.Around) -> k.Example:
     """Return the plainest message: what must be said of a closed list, and the round that is open."""
     body = MESSAGES[at.kind]()
     fields = body.DESCRIPTOR.fields_by_name
     for name, value in (("round", 1), ("kind", "metrics.eval"), ("code", WireCode.INTERNAL.value)):
         if name in fields:
             setattr(body, name, value)
-    return Example(body)
+    return k.Example(body)
 
 
 KINDS = tuple(
-    PolicyKind(
+    k.PolicyKind(
         name,
         example,
         sent=OutboundControl if row.sent else None,

@@ -18,40 +18,20 @@ from pydantic import Field, model_validator
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import DTYPE_ITEM_BYTES
 from fedsilo.protocol.strict_yaml import Path
+from policies import kind as k
 from policies import lattice
 from policies.fields import Approvals, Closed, Integer, Limit, NormLimit, PinnedNumber
 from policies.grids import BitPatterns, Bits, grid_points
 from policies.history import History
-from policies.kind import (
-    Around,
-    Example,
-    FieldClass,
-    FieldTable,
-    Figures,
-    Judgement,
-    PolicyKind,
-    block_of,
-    block_rule,
-    equal,
-    fact,
-    holds,
-    limit_rule,
-    none_of,
-    not_applicable,
-    rule,
-    some_per_round,
-    zero_rule,
-)
 from policies.message import OFFERED, Context, Facts, Message
 from policies.model import Policy
 
-_F = FieldClass
-
+_F = k.FieldClass
 LAYERS_MAX = 256
 PARTS = ("R", "W", "b")
 _NAME = re.compile(r"layers\.(0|[1-9][0-9]{0,2})\.(prefix|suffix|tied)\.([RWb])")
 _TENSOR_HEADER_BYTES = 48
-FIELDS: FieldTable = {}  # the header is that of adapters
+FIELDS: k.FieldTable = {}  # the header is that of adapters
 
 
 class Interventions(Closed):
@@ -153,69 +133,69 @@ def _from_orthonormal(rows: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -
     return float(np.max(np.abs(rows @ rows.T - np.eye(rows.shape[0])), initial=0.0))
 
 
-@block_rule("interventions", "TENSOR_SET")
-def tensor_set(facts: Facts, block: Interventions, path: Path) -> Judgement:
+@k.block_rule("interventions", "TENSOR_SET")
+def tensor_set(facts: Facts, block: Interventions, path: Path) -> k.Judgement:
     """W, R and b of each layer and group of the policy, once; none else, and values given for each."""
     for key in ("layers", "groups"):
         if tuple(facts[key]) != getattr(block, key):
-            return holds(False, (*path, key), measured=len(facts[key]), limit=list(getattr(block, key)))
+            return k.holds(False, (*path, key), measured=len(facts[key]), limit=list(getattr(block, key)))
     wrong = facts["tensors_missing"] + facts["tensors_unexpected"]
-    return holds(facts["tensors_given"], path) if wrong == 0 else none_of(wrong, (*path, "layers"))
+    return k.holds(facts["tensors_given"], path) if wrong == 0 else k.none_of(wrong, (*path, "layers"))
 
 
-@block_rule("intervention shapes", "TENSOR_SHAPE")
-def shapes(facts: Facts, block: Interventions, path: Path) -> Judgement:
+@k.block_rule("intervention shapes", "TENSOR_SHAPE")
+def shapes(facts: Facts, block: Interventions, path: Path) -> k.Judgement:
     for key in ("rank", "width"):
         if facts[key] != getattr(block, key):
-            return equal(facts[key], getattr(block, key), (*path, key))
-    return none_of(facts["shapes_wrong"], path)
+            return k.equal(facts[key], getattr(block, key), (*path, key))
+    return k.none_of(facts["shapes_wrong"], path)
 
 
-@block_rule("intervention header", "HEADER")
-def header(facts: Facts, block: Interventions, path: Path) -> Judgement:
+@k.block_rule("intervention header", "HEADER")
+def header(facts: Facts, block: Interventions, path: Path) -> k.Judgement:
     """dtype and rank are the policy's; base, schema and scale, which an intervention has not, say nothing."""
     if facts["dtype"] != block.dtype:
-        return equal(facts["dtype"], block.dtype, (*path, "dtype"))
+        return k.equal(facts["dtype"], block.dtype, (*path, "dtype"))
     if facts["header_rank"] != block.rank:
-        return equal(facts["header_rank"], block.rank, (*path, "rank"))
+        return k.equal(facts["header_rank"], block.rank, (*path, "rank"))
     plain = facts["base_digest_empty"] is True and facts["header_schema_empty"] is True and facts["header_scale"] == 1
-    return holds(plain, path)
+    return k.holds(plain, path)
 
 
-@rule("canonical interventions", "NOT_CANONICAL")
-def canonical(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("canonical interventions", "NOT_CANONICAL")
+def canonical(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """No -0 and no denormal: both are a bit pattern more than the number needs."""
-    _, path = block_of(facts, policy)
+    _, path = k.block_of(facts, policy)
     if facts["stage"] == OFFERED and facts["direction"] == "egress":
-        return not_applicable(path)  # the gate writes them as 0
-    return none_of(facts["values_not_canonical"], path)
+        return k.not_applicable(path)  # the gate writes them as 0
+    return k.none_of(facts["values_not_canonical"], path)
 
 
-@rule("intervention grid", "VALUE_GRID")
-def grid(facts: Facts, policy: Policy, history: History) -> Judgement:
-    block, path = block_of(facts, policy)
+@k.rule("intervention grid", "VALUE_GRID")
+def grid(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+    block, path = k.block_of(facts, policy)
     if block is None or block.dtype == "float32" or (facts["stage"] == OFFERED and facts["direction"] == "egress"):
-        return not_applicable()
-    return none_of(facts["values_off_bfloat16"], (*path, "dtype"))
+        return k.not_applicable()
+    return k.none_of(facts["values_off_bfloat16"], (*path, "dtype"))
 
 
-FINITE = zero_rule("finite interventions", "NOT_FINITE", "values_not_finite")
-L2 = limit_rule("L2 of the interventions", "DELTA_L2", "max_l2", fact("l2"))
-TENSOR_L2 = limit_rule("L2 of one intervention tensor", "TENSOR_L2", "max_tensor_l2", fact("tensor_l2_max"))
-ORTHONORMAL = limit_rule(
-    "rows of R orthonormal", "ORTHONORMAL", "max_orthonormality_error", fact("orthonormality_error")
+FINITE = k.zero_rule("finite interventions", "NOT_FINITE", "values_not_finite")
+L2 = k.limit_rule("L2 of the interventions", "DELTA_L2", "max_l2", k.fact("l2"))
+TENSOR_L2 = k.limit_rule("L2 of one intervention tensor", "TENSOR_L2", "max_tensor_l2", k.fact("tensor_l2_max"))
+ORTHONORMAL = k.limit_rule(
+    "rows of R orthonormal", "ORTHONORMAL", "max_orthonormality_error", k.fact("orthonormality_error")
 )
 _RULES = (tensor_set, shapes, header, FINITE, canonical, grid, L2, TENSOR_L2)
 
 
-def largest(block: ReftIntervention, at: Figures) -> tuple[int, int]:
+def largest(block: ReftIntervention, at: k.Figures) -> tuple[int, int]:
     places = len(block.layers) * len(block.groups)
     values = places * (2 * block.rank * block.width + block.rank)
     size = values * DTYPE_ITEM_BYTES[block.dtype] + places * 3 * _TENSOR_HEADER_BYTES + 64
     return block.per_round, block.per_round * size
 
 
-def bits(block: ReftIntervention, at: Figures) -> Bits:
+def bits(block: ReftIntervention, at: k.Figures) -> Bits:
     places = len(block.layers) * len(block.groups)
     free = places * (block.rank * block.width + block.rank)  # W and b
     rotations = places * block.rank * block.width
@@ -226,7 +206,7 @@ def bits(block: ReftIntervention, at: Figures) -> Bits:
     return Bits(block.per_round * (free * free_bits + rotations * row_bits), f"{block.per_round} x {because}")
 
 
-def example(at: Around) -> Example:
+def example(at: k.Around) -> k.Example:
     """Return interventions that change nothing: R is a part of the identity, W and b are 0."""
     block, tensors = at.block, {}
     for layer, group in itertools.product(block.layers, block.groups):
@@ -236,18 +216,18 @@ def example(at: Around) -> Example:
         tensors[f"{place}.b"] = np.zeros(block.rank, np.float32)
     entries = [pb.TensorEntry(name=name, shape=tensors[name].shape) for name in sorted(tensors)]
     header = pb.Factors(rank=block.rank, scale=1.0, dtype=block.dtype, tensors=entries)
-    return Example(header, tensors=tensors)
+    return k.Example(header, tensors=tensors)
 
 
 KINDS = (
-    PolicyKind(
+    k.PolicyKind(
         "reft.intervention",
         example,
         sent=ReftIntervention,
         measure=measure,
-        rules=(some_per_round, *_RULES, ORTHONORMAL),
+        rules=(k.some_per_round, *_RULES, ORTHONORMAL),
         largest=largest,
         bits=bits,
     ),
-    PolicyKind("reft.aggregate", example, taken=ReftAggregate, measure=measure, rules=_RULES),
+    k.PolicyKind("reft.aggregate", example, taken=ReftAggregate, measure=measure, rules=_RULES),
 )

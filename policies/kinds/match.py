@@ -7,32 +7,15 @@ import math
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
+from policies import kind as k
 from policies.fields import Closed, Limit, NormLimit, Quantum
 from policies.grids import Bits, multiples, on_grid
 from policies.history import History
-from policies.kind import (
-    Around,
-    Example,
-    FieldClass,
-    FieldTable,
-    Figures,
-    Judgement,
-    PolicyKind,
-    block_of,
-    block_rule,
-    holds,
-    limit_rule,
-    names_of,
-    none_of,
-    rule,
-    value_facts,
-)
 from policies.message import Context, Facts, Message, Requests
 from policies.model import Policy
 
-_F = FieldClass
-
-FIELDS: FieldTable = {
+_F = k.FieldClass
+FIELDS: k.FieldTable = {
     "MatchDirective": {"match": _F.NUMBER, "peer": _F.NAME, "part": frozenset({"give", "take"})},
     "BanditReward": {"match": _F.NUMBER, "value": _F.NUMBER},
 }
@@ -44,7 +27,7 @@ class MatchDirective(Closed):
 
 def _measure_of_directive(body: pb.MatchDirective, message: Message, context: Context) -> Facts:
     asked, plan = context.asked, context.plan
-    names, at_fault = names_of([body.peer])
+    names, at_fault = k.names_of([body.peer])
     return {
         "match": body.match,
         "match_is_fresh": body.match > asked.match,
@@ -56,26 +39,26 @@ def _measure_of_directive(body: pb.MatchDirective, message: Message, context: Co
     }
 
 
-@rule("match goes forward", "MATCH", "match.directive")
-def match_forward(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("match goes forward", "MATCH", "match.directive")
+def match_forward(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """A match is made once, and says who gives. The same directive again is its redelivery and changes nothing."""
-    _, path = block_of(facts, policy)
+    _, path = k.block_of(facts, policy)
     forward = facts["match_is_fresh"] is True or facts["match_repeated"] is True
-    return holds(forward and facts["part"] != "", path, measured=facts["match"])
+    return k.holds(forward and facts["part"] != "", path, measured=facts["match"])
 
 
-@rule("match is with a peer", "NOT_A_PEER", "match.directive")
-def match_peer(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("match is with a peer", "NOT_A_PEER", "match.directive")
+def match_peer(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """A silo of the plan that the policy lists, by the certificate it is enrolled with (T48)."""
     path = ("federation", "peers")
     if facts["peer_in_plan"] is not True:
-        return holds(False, path)
+        return k.holds(False, path)
     prefix = f"spiffe://{policy.file.federation.id}/silo/"
-    return none_of(sum(prefix + name not in policy.peers for name in facts["names"]), path)
+    return k.none_of(sum(prefix + name not in policy.peers for name in facts["names"]), path)
 
 
-def _example_of_directive(at: Around) -> Example:
-    return Example(pb.MatchDirective(match=1, peer=at.plan.silos[-1], part="take"))
+def _example_of_directive(at: k.Around) -> k.Example:
+    return k.Example(pb.MatchDirective(match=1, peer=at.plan.silos[-1], part="take"))
 
 
 class BanditReward(Closed):
@@ -89,61 +72,61 @@ class BanditReward(Closed):
 def _measure_of_worth(body: pb.BanditReward, message: Message, context: Context) -> Facts:
     asked = context.asked
     return {
-        **value_facts([body.value]),
+        **k.value_facts([body.value]),
         "match": body.match,
         "match_is_open": asked.match > 0 and body.match == asked.match,
         "part": asked.part,
     }
 
 
-@rule("reward of the open match", "MATCH", "bandit.reward")
-def reward_match(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("reward of the open match", "MATCH", "bandit.reward")
+def reward_match(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """The taker of the last match reports on it, and on no other."""
-    _, path = block_of(facts, policy)
-    return holds(facts["match_is_open"] is True and facts["part"] == "take", path)
+    _, path = k.block_of(facts, policy)
+    return k.holds(facts["match_is_open"] is True and facts["part"] == "take", path)
 
 
-@block_rule("worth of a match", "REWARD_RANGE", "bandit.reward")
-def reward_bound(facts: Facts, block: BanditReward, path: Path) -> Judgement:
+@k.block_rule("worth of a match", "REWARD_RANGE", "bandit.reward")
+def reward_bound(facts: Facts, block: BanditReward, path: Path) -> k.Judgement:
     """Finite and bounded, which also bounds what one lie is worth."""
     wrong = sum(not abs(value) <= block.max_abs for value in facts["values"]) + facts["values_at_fault"]
-    return none_of(wrong, (*path, "max_abs"))
+    return k.none_of(wrong, (*path, "max_abs"))
 
 
-@block_rule("worth on the grid", "REWARD_GRID", "bandit.reward")
-def reward_on_grid(facts: Facts, block: BanditReward, path: Path) -> Judgement:
+@k.block_rule("worth on the grid", "REWARD_GRID", "bandit.reward")
+def reward_on_grid(facts: Facts, block: BanditReward, path: Path) -> k.Judgement:
     wrong = sum(not on_grid(value, block.quantum) for value in facts["values"]) + facts["values_at_fault"]
-    return none_of(wrong, (*path, "quantum"))
+    return k.none_of(wrong, (*path, "quantum"))
 
 
-PER_MATCH = limit_rule(
+PER_MATCH = k.limit_rule(
     "rewards per match", "PER_MATCH", "per_match", lambda facts, history: history.messages_in_match + 1
 )
 
 
-def _largest_of_worth(block: BanditReward, at: Figures) -> tuple[int, int]:
+def _largest_of_worth(block: BanditReward, at: k.Figures) -> tuple[int, int]:
     return block.per_match, block.per_match * 16
 
 
-def _bits_of_worth(block: BanditReward, at: Figures) -> Bits:
+def _bits_of_worth(block: BanditReward, at: k.Figures) -> Bits:
     points = multiples(-block.max_abs, block.max_abs, block.quantum)
     return Bits(block.per_match * math.log2(points + 1), f"for each match {block.per_match} x one of {points} values")
 
 
-def _example_of_worth(at: Around) -> Example:
+def _example_of_worth(at: k.Around) -> k.Example:
     taken = Requests(match=1, peer=at.plan.silos[-1], part="take")
-    return Example(pb.BanditReward(match=1, value=0.0), {"asked": taken})
+    return k.Example(pb.BanditReward(match=1, value=0.0), {"asked": taken})
 
 
 KINDS = (
-    PolicyKind(
+    k.PolicyKind(
         "match.directive",
         _example_of_directive,
         taken=MatchDirective,
         measure=_measure_of_directive,
         rules=(match_forward, match_peer),
     ),
-    PolicyKind(
+    k.PolicyKind(
         "bandit.reward",
         _example_of_worth,
         sent=BanditReward,

@@ -20,38 +20,19 @@ import numpy as np
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.methods import METHODS
 from fedsilo.protocol.strict_yaml import Path
+from policies import kind as k
 from policies import lattice
 from policies.fields import Closed, Limit, MetricField, Text
 from policies.grids import Bits, lowest, on_grid, points_of
 from policies.history import History
-from policies.kind import (
-    BASE_DIGEST,
-    Around,
-    Example,
-    FieldClass,
-    FieldTable,
-    Figures,
-    Judgement,
-    PolicyKind,
-    block_of,
-    block_rule,
-    holds,
-    is_name,
-    limit_rule,
-    next_of_round,
-    none_of,
-    rule,
-    zero_rule,
-)
 from policies.message import Context, Facts, Message
 from policies.model import Policy
 
-_F = FieldClass
-
+_F = k.FieldClass
 _METRICS_MAX = 256
 
 
-FIELDS: FieldTable = {
+FIELDS: k.FieldTable = {
     "Metric": {"name": _F.NAME, "topic": _F.TOPIC, "value": _F.NUMBER},
     "MetricsEval": {"split": frozenset({"held_out"}), "adapter_digest": _F.DIGEST},
 }
@@ -69,7 +50,7 @@ def measure(body: pb.MetricsEval, message: Message, context: Context) -> Facts:
     at_fault = 0
     for metric in body.metrics:
         known_topic = metric.topic == "" or metric.topic in context.topics
-        if is_name(metric.name) and known_topic and math.isfinite(metric.value) and len(metrics) < _METRICS_MAX:
+        if k.is_name(metric.name) and known_topic and math.isfinite(metric.value) and len(metrics) < _METRICS_MAX:
             # -0.0 equals 0.0 but is another bit pattern, so it is told apart here (T9).
             negative_zero = metric.value == 0 and math.copysign(1.0, metric.value) < 0
             metrics.append([metric.name, metric.topic, metric.value, negative_zero])
@@ -92,28 +73,28 @@ def measure(body: pb.MetricsEval, message: Message, context: Context) -> Facts:
     }
 
 
-@block_rule("metric split", "METRIC_SPLIT")
-def split(facts: Facts, block: MetricsEval, path: Path) -> Judgement:
-    return holds(facts["split"] in block.splits, (*path, "splits"), measured=facts["split"], limit=list(block.splits))
+@k.block_rule("metric split", "METRIC_SPLIT")
+def split(facts: Facts, block: MetricsEval, path: Path) -> k.Judgement:
+    return k.holds(facts["split"] in block.splits, (*path, "splits"), measured=facts["split"], limit=list(block.splits))
 
 
-@rule("metrics of the round's adapter", "ADAPTER_DIGEST")
-def adapter(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("metrics of the round's adapter", "ADAPTER_DIGEST")
+def adapter(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """The digest is the one that the round came to, or none, so that its 64 digits carry nothing else (T9)."""
-    _, path = block_of(facts, policy)
-    return holds(facts["adapter_digest_expected"], path)
+    _, path = k.block_of(facts, policy)
+    return k.holds(facts["adapter_digest_expected"], path)
 
 
-@block_rule("metric names and topics", "METRIC_NAME")
-def names(facts: Facts, block: MetricsEval, path: Path) -> Judgement:
+@k.block_rule("metric names and topics", "METRIC_NAME")
+def names(facts: Facts, block: MetricsEval, path: Path) -> k.Judgement:
     """Names from the policy, topics from policy and held-out file both, each pair once."""
     topics = {"", *block.topics}
     pairs = [(name, topic) for name, topic, _, _ in facts["metrics"]]
     wrong = facts["metrics_at_fault"] + sum(name not in block.fields or topic not in topics for name, topic in pairs)
-    return none_of(wrong + len(pairs) - len(set(pairs)), (*path, "fields"))
+    return k.none_of(wrong + len(pairs) - len(set(pairs)), (*path, "fields"))
 
 
-ORDER = zero_rule(
+ORDER = k.zero_rule(
     "metrics in order",
     "METRIC_ORDER",
     "metrics_out_of_order",
@@ -121,33 +102,33 @@ ORDER = zero_rule(
 )
 
 
-@block_rule("metric range", "METRIC_RANGE")
-def ranges(facts: Facts, block: MetricsEval, path: Path) -> Judgement:
+@k.block_rule("metric range", "METRIC_RANGE")
+def ranges(facts: Facts, block: MetricsEval, path: Path) -> k.Judgement:
     wrong = 0
     for name, _, value, _ in facts["metrics"]:
         field = block.fields.get(name)
         wrong += field is None or not field.min <= value <= field.max
-    return none_of(wrong, (*path, "fields"))
+    return k.none_of(wrong, (*path, "fields"))
 
 
-@block_rule("metric grid", "METRIC_GRID")
-def grid(facts: Facts, block: MetricsEval, path: Path) -> Judgement:
+@k.block_rule("metric grid", "METRIC_GRID")
+def grid(facts: Facts, block: MetricsEval, path: Path) -> k.Judgement:
     wrong = 0
     for name, _, value, negative_zero in facts["metrics"]:
         field = block.fields.get(name)
         wrong += field is None or negative_zero is not False or not on_grid(value, field.quantum)
-    return none_of(wrong, (*path, "fields"))
+    return k.none_of(wrong, (*path, "fields"))
 
 
-PER_ROUND = limit_rule("metric messages per round", "PER_ROUND", "per_round", next_of_round)
+PER_ROUND = k.limit_rule("metric messages per round", "PER_ROUND", "per_round", k.next_of_round)
 
 
-def largest(block: MetricsEval, at: Figures) -> tuple[int, int]:
+def largest(block: MetricsEval, at: k.Figures) -> tuple[int, int]:
     numbers = len(block.fields) * (len(block.topics) + 1)
     return block.per_round, block.per_round * (64 + 160 * numbers)
 
 
-def bits(block: MetricsEval, at: Figures) -> Bits:
+def bits(block: MetricsEval, at: k.Figures) -> Bits:
     places = len(block.topics) + 1
     # each figure of each topic is absent or one point of its grid; their order is fixed by a rule
     one = sum(places * math.log2(points_of(field) + 1) for field in block.fields.values())
@@ -177,13 +158,13 @@ def figures(block: MetricsEval) -> tuple[float, str]:
     return block.per_round * bits, channel
 
 
-def example(at: Around) -> Example:
+def example(at: k.Around) -> k.Example:
     metrics = [pb.Metric(name=name, value=lowest(grid)) for name, grid in sorted(at.block.fields.items())]
-    return Example(pb.MetricsEval(split=at.block.splits[0], adapter_digest=BASE_DIGEST, metrics=metrics))
+    return k.Example(pb.MetricsEval(split=at.block.splits[0], adapter_digest=k.BASE_DIGEST, metrics=metrics))
 
 
 KINDS = (
-    PolicyKind(
+    k.PolicyKind(
         "metrics.eval",
         example,
         sent=MetricsEval,

@@ -7,36 +7,16 @@ from typing import Annotated
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
+from policies import kind as k
 from policies import lattice
 from policies.fields import Approvals, Closed, Grid, Integer, Least, Limit, Positive, PositiveLimit
 from policies.grids import EXACT_BITS, Bits, log2_choices, lowest, points_of
 from policies.history import History
-from policies.kind import (
-    Around,
-    Example,
-    FieldClass,
-    FieldTable,
-    Figures,
-    Judgement,
-    PolicyKind,
-    at_least,
-    at_most,
-    block_of,
-    block_rule,
-    equal,
-    grid_rule,
-    not_applicable,
-    range_rule,
-    rule,
-    some_per_round,
-    value_facts,
-)
 from policies.message import Context, Facts, Message
 from policies.model import Policy
 
-_F = FieldClass
-
-FIELDS: FieldTable = {
+_F = k.FieldClass
+FIELDS: k.FieldTable = {
     "ProfileVector": {"family": _F.NUMBER, "dynamic": _F.NUMBER, "histogram": _F.NUMBER},
 }
 
@@ -63,7 +43,7 @@ class ProfileVector(Closed):
 
 def measure(body: pb.ProfileVector, message: Message, context: Context) -> Facts:
     return {
-        **value_facts(body.dynamic),
+        **k.value_facts(body.dynamic),
         "family": body.family,
         "dynamic": len(body.dynamic),
         "bins": len(body.histogram),
@@ -72,39 +52,39 @@ def measure(body: pb.ProfileVector, message: Message, context: Context) -> Facts
     }
 
 
-@block_rule("profile shape", "PROFILE_SHAPE", "profile.vector")
-def profile_shape(facts: Facts, block: ProfileVector, path: Path) -> Judgement:
+@k.block_rule("profile shape", "PROFILE_SHAPE", "profile.vector")
+def profile_shape(facts: Facts, block: ProfileVector, path: Path) -> k.Judgement:
     """Judge the shape: as many figures and bins as the policy says, and a family among its number."""
     for key in ("dynamic", "bins"):
         if facts[key] != getattr(block, key):
-            return equal(facts[key], getattr(block, key), (*path, key))
-    return at_most(facts["family"], block.families - 1, (*path, "families"))
+            return k.equal(facts[key], getattr(block, key), (*path, key))
+    return k.at_most(facts["family"], block.families - 1, (*path, "families"))
 
 
-PROFILE_RANGE = range_rule("profile range", "PROFILE_RANGE")
-PROFILE_GRID = grid_rule("profile grid", "PROFILE_GRID")
+PROFILE_RANGE = k.range_rule("profile range", "PROFILE_RANGE")
+PROFILE_GRID = k.grid_rule("profile grid", "PROFILE_GRID")
 
 
-@block_rule("histogram adds up", "HISTOGRAM", "profile.vector")
-def histogram(facts: Facts, block: ProfileVector, path: Path) -> Judgement:
+@k.block_rule("histogram adds up", "HISTOGRAM", "profile.vector")
+def histogram(facts: Facts, block: ProfileVector, path: Path) -> k.Judgement:
     """Whole parts of one whole: no bin says how many records there are."""
-    return equal(facts["parts"], block.parts if block.bins else 0, (*path, "parts"))
+    return k.equal(facts["parts"], block.parts if block.bins else 0, (*path, "parts"))
 
 
-@rule("records behind the profile", "MIN_RECORDS", "profile.vector")
-def profile_records(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("records behind the profile", "MIN_RECORDS", "profile.vector")
+def profile_records(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Only the site knows how many it has, and the number does not cross the wire."""
-    block, path = block_of(facts, policy)
+    block, path = k.block_of(facts, policy)
     if block is None or facts["direction"] != "egress":
-        return not_applicable()
-    return at_least(facts["usable_records"], block.min_records, (*path, "min_records"))
+        return k.not_applicable()
+    return k.at_least(facts["usable_records"], block.min_records, (*path, "min_records"))
 
 
-def largest(block: ProfileVector, at: Figures) -> tuple[int, int]:
+def largest(block: ProfileVector, at: k.Figures) -> tuple[int, int]:
     return block.per_round, block.per_round * (block.dynamic * 8 + block.bins * 5 + 24)
 
 
-def bits(block: ProfileVector, at: Figures) -> Bits:
+def bits(block: ProfileVector, at: k.Figures) -> Bits:
     points = points_of(block.values)
     shares = log2_choices(block.parts + block.bins - 1, block.bins - 1) if block.bins else 0.0
     histograms = f"{round(2**shares)}" if shares < 53 else f"2^{shares:.1f}"
@@ -114,20 +94,20 @@ def bits(block: ProfileVector, at: Figures) -> Bits:
     return Bits(block.per_round * one, f"{block.per_round} x {because}")
 
 
-def example(at: Around) -> Example:
+def example(at: k.Around) -> k.Example:
     block = at.block
     histogram = [block.parts, *(0,) * (block.bins - 1)] if block.bins else []
     body = pb.ProfileVector(family=0, dynamic=[lowest(block.values)] * block.dynamic, histogram=histogram)
-    return Example(body, {"usable_records": block.min_records})
+    return k.Example(body, {"usable_records": block.min_records})
 
 
 KINDS = (
-    PolicyKind(
+    k.PolicyKind(
         "profile.vector",
         example,
         sent=ProfileVector,
         measure=measure,
-        rules=(some_per_round, profile_shape, PROFILE_RANGE, PROFILE_GRID, histogram, profile_records),
+        rules=(k.some_per_round, profile_shape, PROFILE_RANGE, PROFILE_GRID, histogram, profile_records),
         largest=largest,
         bits=bits,
     ),

@@ -9,35 +9,14 @@ from collections.abc import Sequence
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.strict_yaml import Path
+from policies import kind as k
 from policies.fields import Closed, Demand, Limit, PinnedText, ShareLimit
 from policies.history import History
-from policies.kind import (
-    Around,
-    Example,
-    FieldClass,
-    FieldTable,
-    Judgement,
-    PolicyKind,
-    at_most,
-    block_of,
-    block_rule,
-    index_facts,
-    names_of,
-    none_of,
-    not_applicable,
-    not_judged_yet,
-    rows_of_set,
-    rule,
-    silos_are_peers,
-    text_facts,
-    zero_rule,
-)
 from policies.message import OFFERED, Context, Facts, Message
 from policies.model import Policy, ScreenNames
 
-_F = FieldClass
-
-FIELDS: FieldTable = {
+_F = k.FieldClass
+FIELDS: k.FieldTable = {
     "Donor": {"origin": _F.NAME, "position": _F.NUMBER},
     "PromptDonors": {"prompt_index": _F.NUMBER},
     "PublicDonors": {},
@@ -61,11 +40,11 @@ def answers_of_step(body: pb.PublicDonors, plan: Plan | None) -> int:
 def measure(body: pb.PublicDonors, message: Message, context: Context) -> Facts:
     donors = [donor for prompt in body.prompts for donor in prompt.donors]
     written = [donor for donor in donors if donor.HasField("response")]
-    names, at_fault = names_of(donor.origin for donor in donors)
+    names, at_fault = k.names_of(donor.origin for donor in donors)
     own = {donor.origin for donor in donors if not donor.HasField("response")}
     return {
-        **text_facts([donor.response for donor in written], context),
-        **index_facts([prompt.prompt_index for prompt in body.prompts], context),
+        **k.text_facts([donor.response for donor in written], context),
+        **k.index_facts([prompt.prompt_index for prompt in body.prompts], context),
         "donors": len(donors),
         "donors_per_prompt_max": max((len(prompt.donors) for prompt in body.prompts), default=0),
         "origins_without_response": len(own),
@@ -76,40 +55,40 @@ def measure(body: pb.PublicDonors, message: Message, context: Context) -> Facts:
     }
 
 
-DONORS_OF_STEP = zero_rule("donors of the open step", "PROMPT_NOT_PUBLIC", "prompts_not_of_step")
+DONORS_OF_STEP = k.zero_rule("donors of the open step", "PROMPT_NOT_PUBLIC", "prompts_not_of_step")
 
 
-@rule("donors graded here", "NOT_VERIFIED")
-def donors_verified(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("donors graded here", "NOT_VERIFIED")
+def donors_verified(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Wrong donors are dropped by `drop_wrong_donors`; before that they are only looked at."""
-    block, path = block_of(facts, policy)
+    block, path = k.block_of(facts, policy)
     if block is None or not block.verify_locally:
-        return not_applicable()
+        return k.not_applicable()
     path = (*path, "verify_locally")
     if facts["graded"] is not True:
-        return not_judged_yet(facts, path)
+        return k.not_judged_yet(facts, path)
     if facts["stage"] == OFFERED and facts["responses_wrong"] > 0:
-        return Judgement("look", facts["responses_wrong"], 0, path)
-    return none_of(facts["responses_wrong"], path)
+        return k.Judgement("look", facts["responses_wrong"], 0, path)
+    return k.none_of(facts["responses_wrong"], path)
 
 
-@block_rule("donors per prompt", "DONORS")
-def donors_per_prompt(facts: Facts, block: PublicDonors, path: Path) -> Judgement:
-    return at_most(facts["donors_per_prompt_max"], block.max_donors_per_prompt, (*path, "max_donors_per_prompt"))
+@k.block_rule("donors per prompt", "DONORS")
+def donors_per_prompt(facts: Facts, block: PublicDonors, path: Path) -> k.Judgement:
+    return k.at_most(facts["donors_per_prompt_max"], block.max_donors_per_prompt, (*path, "max_donors_per_prompt"))
 
 
-@block_rule("donors of one peer", "DONOR_SHARE")
-def donors_of_one_peer(facts: Facts, block: PublicDonors, path: Path) -> Judgement:
+@k.block_rule("donors of one peer", "DONOR_SHARE")
+def donors_of_one_peer(facts: Facts, block: PublicDonors, path: Path) -> k.Judgement:
     """Of all answers that the step trains on, one peer gives its share at most; the surplus was dropped (T21)."""
     path, most = (*path, "max_share_per_peer"), donors_of_one_peer_most(block, facts["answers_of_step"])
     if facts["stage"] == OFFERED and facts["donors_of_one_peer_max"] > most:
-        return Judgement("look", facts["donors_of_one_peer_max"], most, path)
-    return at_most(facts["donors_of_one_peer_max"], most, path)
+        return k.Judgement("look", facts["donors_of_one_peer_max"], most, path)
+    return k.at_most(facts["donors_of_one_peer_max"], most, path)
 
 
-@block_rule("bytes of one donor", "RESPONSE_BYTES")
-def donor_bytes(facts: Facts, block: PublicDonors, path: Path) -> Judgement:
-    return at_most(facts["text_bytes_max"], block.max_bytes_per_response, (*path, "max_bytes_per_response"))
+@k.block_rule("bytes of one donor", "RESPONSE_BYTES")
+def donor_bytes(facts: Facts, block: PublicDonors, path: Path) -> k.Judgement:
+    return k.at_most(facts["text_bytes_max"], block.max_bytes_per_response, (*path, "max_bytes_per_response"))
 
 
 def donors_of_one_peer_most(block: PublicDonors, answers_of_step: int) -> int:
@@ -168,22 +147,22 @@ def within_share(body: pb.PublicDonors, keep: Sequence[bool], most: int) -> list
     return within
 
 
-def example(at: Around) -> Example:
+def example(at: k.Around) -> k.Example:
     donor = pb.Donor(origin=at.plan.silos[-1], response=at.answer(at.block.max_bytes_per_response))
     body = pb.PublicDonors(prompts=[pb.PromptDonors(prompt_index=row, donors=[donor]) for row in at.rows])
-    return Example(body, {"public_prompt_indices": tuple(at.rows)})
+    return k.Example(body, {"public_prompt_indices": tuple(at.rows)})
 
 
 KINDS = (
-    PolicyKind(
+    k.PolicyKind(
         "public.donors",
         example,
         taken=PublicDonors,
         measure=measure,
         rules=(
-            rows_of_set,
+            k.rows_of_set,
             DONORS_OF_STEP,
-            silos_are_peers,
+            k.silos_are_peers,
             donors_verified,
             donors_per_prompt,
             donors_of_one_peer,

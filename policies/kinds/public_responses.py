@@ -9,51 +9,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.strict_yaml import Path
+from policies import kind as k
 from policies import lattice
 from policies.fields import Approvals, Closed, Demand, Limit, PinnedText
 from policies.grids import Bits
 from policies.history import History
-from policies.kind import (
-    Around,
-    Example,
-    FieldClass,
-    FieldTable,
-    Figures,
-    Judgement,
-    PolicyKind,
-    at_most,
-    block_of,
-    block_rule,
-    digest_of,
-    fact,
-    holds,
-    index_facts,
-    limit_rule,
-    none_of,
-    not_applicable,
-    not_judged_yet,
-    one_per_step,
-    pinned_set,
-    rule,
-    text_facts,
-    zero_rule,
-)
 from policies.message import OFFERED, Context, Facts, Message
 from policies.model import UNLIMITED, HitsPerDay, Policy, ScreenNames
 
-_F = FieldClass
-
-FIELDS: FieldTable = {
+_F = k.FieldClass
+FIELDS: k.FieldTable = {
     "Response": {"text": _F.TEXT, "finish": frozenset({pb.FINISH_STOP, pb.FINISH_LENGTH})},
     "PromptResponses": {"prompt_index": _F.NUMBER, "samples": _F.NUMBER},
     "PublicResponses": {"public_set_sha256": _F.DIGEST},
 }
+
+
+def is_unlimited(value: object) -> bool:
+    return value == UNLIMITED
 
 
 class Generation(Closed):
@@ -74,28 +53,26 @@ class PublicResponses(Closed):
     max_bytes_per_response: Limit
     max_bytes_per_step: Limit
     max_bytes_per_round: Limit
-    max_bytes_per_day: Annotated[Limit, Field(description="absent: as many as the budgets let through")] = UNLIMITED
+    max_bytes_per_day: Annotated[
+        Limit,
+        Field(
+            description="absent: as many as the budgets let through",
+            exclude_if=is_unlimited,  # a policy that never spoke of it keeps its digest
+        ),
+    ] = UNLIMITED
     send_only_verified: Demand
     screens: ScreenNames = ()
     on_hit: Annotated[Literal["withhold", "hold"], lattice.ladder("withhold", "hold")] = "withhold"
     max_hits_per_day: HitsPerDay = None
     approvals: Approvals
 
-    @model_serializer(mode="wrap")
-    def _as_before(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what a file need not say: a policy that never spoke of it keeps its digest."""
-        content: dict[str, Any] = fields(self)
-        if self.max_bytes_per_day == UNLIMITED:
-            del content["max_bytes_per_day"]
-        return content
-
 
 def measure(body: pb.PublicResponses, message: Message, context: Context) -> Facts:
     plan = context.plan
     return {
-        **text_facts([response for prompt in body.prompts for response in prompt.responses], context),
-        **index_facts([prompt.prompt_index for prompt in body.prompts], context),
-        "header_set_sha256": digest_of(body.public_set_sha256),
+        **k.text_facts([response for prompt in body.prompts for response in prompt.responses], context),
+        **k.index_facts([prompt.prompt_index for prompt in body.prompts], context),
+        "header_set_sha256": k.digest_of(body.public_set_sha256),
         "samples_max": max((prompt.samples for prompt in body.prompts), default=0),
         "responses_per_prompt_max": max((len(prompt.responses) for prompt in body.prompts), default=0),
         "prompts_over_samples": sum(len(prompt.responses) > prompt.samples for prompt in body.prompts),
@@ -106,16 +83,16 @@ def measure(body: pb.PublicResponses, message: Message, context: Context) -> Fac
     }
 
 
-@block_rule("public prompts of the open step", "PROMPT_NOT_PUBLIC")
-def prompts_of_step(facts: Facts, block: PublicResponses, path: Path) -> Judgement:
+@k.block_rule("public prompts of the open step", "PROMPT_NOT_PUBLIC")
+def prompts_of_step(facts: Facts, block: PublicResponses, path: Path) -> k.Judgement:
     """Rows of the public set that this step asks for, each once."""
     if facts["step_is_public"] is not True:
-        return holds(False, (*path, "set"))
+        return k.holds(False, (*path, "set"))
     wrong = facts["prompts_not_of_step"] + facts["prompts_not_in_set"] + facts["prompts_repeated"]
-    return none_of(wrong, (*path, "set"))
+    return k.none_of(wrong, (*path, "set"))
 
 
-PROMPT_ORDER = zero_rule(
+PROMPT_ORDER = k.zero_rule(
     "prompts in the step's order",
     "PROMPT_ORDER",
     "prompts_out_of_order",
@@ -123,43 +100,43 @@ PROMPT_ORDER = zero_rule(
 )
 
 
-@rule("answers graded again", "NOT_VERIFIED")
-def verified(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("answers graded again", "NOT_VERIFIED")
+def verified(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Judge verification: with send_only_verified, each response is one that this party's own grading calls correct."""
-    block, path = block_of(facts, policy)
+    block, path = k.block_of(facts, policy)
     if block is None or not block.send_only_verified:
-        return not_applicable()
+        return k.not_applicable()
     if facts["graded"] is not True:
-        return not_judged_yet(facts, (*path, "send_only_verified"))
-    return none_of(facts["responses_wrong"], (*path, "send_only_verified"))
+        return k.not_judged_yet(facts, (*path, "send_only_verified"))
+    return k.none_of(facts["responses_wrong"], (*path, "send_only_verified"))
 
 
-@rule("as the plan asks", "PLAN_SIZE")
-def plan_size(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("as the plan asks", "PLAN_SIZE")
+def plan_size(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """No more prompts and samples than the accepted plan has, and no more responses than samples stated."""
-    _, path = block_of(facts, policy)
+    _, path = k.block_of(facts, policy)
     if facts["prompts_over_samples"] != 0:
-        return none_of(facts["prompts_over_samples"], path)
+        return k.none_of(facts["prompts_over_samples"], path)
     if facts["prompts"] > facts["plan_prompts_per_step"]:
-        return at_most(facts["prompts"], facts["plan_prompts_per_step"], path)
+        return k.at_most(facts["prompts"], facts["plan_prompts_per_step"], path)
     if facts["tokens_counted"] is True and facts["tokens_max"] > facts["plan_max_new_tokens"]:
-        return at_most(facts["tokens_max"], facts["plan_max_new_tokens"], path)
-    return at_most(facts["samples_max"], facts["plan_samples_per_prompt"], path)
+        return k.at_most(facts["tokens_max"], facts["plan_max_new_tokens"], path)
+    return k.at_most(facts["samples_max"], facts["plan_samples_per_prompt"], path)
 
 
-@rule("tokens of one response", "RESPONSE_TOKENS")
-def response_tokens(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("tokens of one response", "RESPONSE_TOKENS")
+def response_tokens(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Without a tokenizer (the coordinator has none) the bytes of a response bound it instead."""
-    block, path = block_of(facts, policy)
+    block, path = k.block_of(facts, policy)
     if block is None or _nobody_counted(facts):
-        return not_applicable()
-    return at_most(facts["tokens_max"], block.generation.max_new_tokens, (*path, "generation", "max_new_tokens"))
+        return k.not_applicable()
+    return k.at_most(facts["tokens_max"], block.generation.max_new_tokens, (*path, "generation", "max_new_tokens"))
 
 
-@block_rule("samples per prompt", "SAMPLES")
-def samples(facts: Facts, block: PublicResponses, path: Path) -> Judgement:
+@k.block_rule("samples per prompt", "SAMPLES")
+def samples(facts: Facts, block: PublicResponses, path: Path) -> k.Judgement:
     most = max(facts["samples_max"], facts["responses_per_prompt_max"])
-    return at_most(most, block.generation.samples_per_prompt, (*path, "generation", "samples_per_prompt"))
+    return k.at_most(most, block.generation.samples_per_prompt, (*path, "generation", "samples_per_prompt"))
 
 
 def _nobody_counted(facts: Facts) -> bool:
@@ -219,11 +196,11 @@ def text_bytes(block: PublicResponses) -> tuple[str, int, int]:
     return "max_bytes_per_round", block.max_bytes_per_round, block.max_bytes_per_step
 
 
-def largest(block: PublicResponses, at: Figures) -> tuple[int, int]:
+def largest(block: PublicResponses, at: k.Figures) -> tuple[int, int]:
     return _steps(block), block.max_bytes_per_round
 
 
-def bits(block: PublicResponses, at: Figures) -> Bits:
+def bits(block: PublicResponses, at: k.Figures) -> Bits:
     steps = _steps(block)
     text_bytes = min(block.max_bytes_per_round, block.max_responses_per_round * block.max_bytes_per_response)
     # where one answer ends and the next begins, which prompts got how many, and how each finished
@@ -236,7 +213,7 @@ def _steps(block: PublicResponses) -> int:
     return math.ceil(block.max_responses_per_round / max(1, block.max_responses_per_step))
 
 
-def example(at: Around) -> Example:
+def example(at: k.Around) -> k.Example:
     prompts = [
         pb.PromptResponses(
             prompt_index=row,
@@ -246,55 +223,55 @@ def example(at: Around) -> Example:
         for row in at.rows
     ]
     body = pb.PublicResponses(public_set_sha256=at.set_sha256, prompts=prompts)
-    return Example(body, {"public_prompt_indices": tuple(at.rows)})
+    return k.Example(body, {"public_prompt_indices": tuple(at.rows)})
 
 
 KINDS = (
-    PolicyKind(
+    k.PolicyKind(
         "public.responses",
         example,
         sent=PublicResponses,
         measure=measure,
         rules=(
-            replace(pinned_set, name="public set"),
+            replace(k.pinned_set, name="public set"),
             prompts_of_step,
             PROMPT_ORDER,
             verified,
-            zero_rule("finish reasons", "FINISH", "finish_unspecified"),
-            replace(one_per_step, name="one message per step"),
+            k.zero_rule("finish reasons", "FINISH", "finish_unspecified"),
+            replace(k.one_per_step, name="one message per step"),
             plan_size,
             response_tokens,
             samples,
-            limit_rule("prompts per step", "PROMPTS", "max_prompts_per_step", fact("prompts")),
-            limit_rule("responses per step", "RESPONSES", "max_responses_per_step", fact("responses")),
-            limit_rule(
+            k.limit_rule("prompts per step", "PROMPTS", "max_prompts_per_step", k.fact("prompts")),
+            k.limit_rule("responses per step", "RESPONSES", "max_responses_per_step", k.fact("responses")),
+            k.limit_rule(
                 "responses per round",
                 "RESPONSES",
                 "max_responses_per_round",
                 lambda facts, history: history.responses + facts["responses"],
             ),
-            limit_rule("tokens per step", "TOKENS", "max_tokens_per_step", fact("tokens"), unless=_nobody_counted),
-            limit_rule(
+            k.limit_rule("tokens per step", "TOKENS", "max_tokens_per_step", k.fact("tokens"), unless=_nobody_counted),
+            k.limit_rule(
                 "tokens per round",
                 "TOKENS",
                 "max_tokens_per_round",
                 lambda facts, history: history.tokens + facts["tokens"],
                 unless=_nobody_counted,
             ),
-            limit_rule(
+            k.limit_rule(
                 "bytes of one response",
                 "RESPONSE_BYTES",
                 "max_bytes_per_response",
-                fact("text_bytes_max"),
+                k.fact("text_bytes_max"),
             ),
-            limit_rule("bytes per step", "RESPONSE_BYTES", "max_bytes_per_step", fact("payload_bytes")),
-            limit_rule(
+            k.limit_rule("bytes per step", "RESPONSE_BYTES", "max_bytes_per_step", k.fact("payload_bytes")),
+            k.limit_rule(
                 "bytes of responses per round",
                 "RESPONSE_BYTES",
                 "max_bytes_per_round",
                 lambda facts, history: history.text_bytes + facts["text_bytes"],
             ),
-            limit_rule(
+            k.limit_rule(
                 "bytes of responses per day",
                 "RESPONSE_BYTES",
                 "max_bytes_per_day",

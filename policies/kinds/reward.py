@@ -9,48 +9,15 @@ from __future__ import annotations
 import math
 
 from fedsilo.protocol._generated import federation_pb2 as pb
+from policies import kind as k
 from policies.fields import Closed, Grid, Limit, Permission, PinnedText
 from policies.grids import EXACT_BITS, Bits, log2_states, lowest, of_steps, points_of
 from policies.history import History
-from policies.kind import (
-    CANDIDATES_PER_QUESTION,
-    FINISHES,
-    IN_ORDER_ASKED,
-    PER_DAY,
-    QUESTIONS_ASKED,
-    Around,
-    Example,
-    FieldClass,
-    FieldTable,
-    Figures,
-    Judgement,
-    PolicyKind,
-    block_of,
-    fact,
-    grid_rule,
-    limit_rule,
-    none_of,
-    not_applicable,
-    one_per_step,
-    only_asked,
-    pinned_set,
-    question_facts,
-    questions_in_set,
-    range_rule,
-    row_facts,
-    rule,
-    set_facts,
-    some_per_round,
-    text_facts,
-    value_facts,
-    zero_rule,
-)
 from policies.message import Context, Facts, Message, Requests
 from policies.model import Policy, TextOnlyNames
 
-_F = FieldClass
-
-FIELDS: FieldTable = {
+_F = k.FieldClass
+FIELDS: k.FieldTable = {
     "QuestionCandidates": {"question": _F.NUMBER},
     "RewardAsk": {"question_set_sha256": _F.DIGEST},
     "QuestionRewards": {"question": _F.NUMBER, "rewards": _F.NUMBER, "abstained": _F.NUMBER},
@@ -70,9 +37,9 @@ class RewardAsk(Closed):
 
 def _measure_of_ask(body: pb.RewardAsk, message: Message, context: Context) -> Facts:
     return {
-        **set_facts(body.question_set_sha256, context),
-        **question_facts([row.question for row in body.questions], context),
-        **text_facts([candidate for row in body.questions for candidate in row.candidates], context),
+        **k.set_facts(body.question_set_sha256, context),
+        **k.question_facts([row.question for row in body.questions], context),
+        **k.text_facts([candidate for row in body.questions for candidate in row.candidates], context),
         "candidates_max": max((len(row.candidates) for row in body.questions), default=0),
         "candidates_repeated": sum(
             len(row.candidates) - len({candidate.text for candidate in row.candidates}) for row in body.questions
@@ -80,21 +47,21 @@ def _measure_of_ask(body: pb.RewardAsk, message: Message, context: Context) -> F
     }
 
 
-CANDIDATES_DIFFER = zero_rule(
+CANDIDATES_DIFFER = k.zero_rule(
     "candidates differ",
     "CANDIDATES",
     "candidates_repeated",
     why="One candidate twice asks twice for one reward.",
 )
-CANDIDATE_BYTES = limit_rule(
-    "bytes of one candidate", "RESPONSE_BYTES", "max_bytes_per_candidate", fact("text_bytes_max")
+CANDIDATE_BYTES = k.limit_rule(
+    "bytes of one candidate", "RESPONSE_BYTES", "max_bytes_per_candidate", k.fact("text_bytes_max")
 )
 
 
-def _example_of_ask(at: Around) -> Example:
+def _example_of_ask(at: k.Around) -> k.Example:
     candidates = [at.answer(at.block.max_bytes_per_candidate)]
     question = pb.QuestionCandidates(question=0, candidates=candidates)
-    return Example(pb.RewardAsk(question_set_sha256=at.set_sha256, questions=[question]))
+    return k.Example(pb.RewardAsk(question_set_sha256=at.set_sha256, questions=[question]))
 
 
 class RewardScalar(Closed):
@@ -117,8 +84,8 @@ def _measure_of_scalar(body: pb.RewardScalar, message: Message, context: Context
     asked = context.asked.candidates
     rewards = [row for row in body.questions if not row.abstained]
     return {
-        **row_facts([row.question for row in body.questions], asked, "questions"),
-        **value_facts(value for row in body.questions for value in row.rewards),
+        **k.row_facts([row.question for row in body.questions], asked, "questions"),
+        **k.value_facts(value for row in body.questions for value in row.rewards),
         "candidates_max": max((len(row.rewards) for row in body.questions), default=0),
         "candidates_not_asked": sum(len(row.rewards) != asked.get(row.question, -1) for row in rewards),
         "abstained": len(body.questions) - len(rewards),
@@ -127,32 +94,32 @@ def _measure_of_scalar(body: pb.RewardScalar, message: Message, context: Context
     }
 
 
-@rule("a reward for each candidate", "CANDIDATES", "reward.scalar")
-def candidates(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("a reward for each candidate", "CANDIDATES", "reward.scalar")
+def candidates(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Judge the number of rewards: as many as the coordinator sent candidates; none where the silo abstains."""
-    _, path = block_of(facts, policy)
-    return none_of(facts["candidates_not_asked"] + facts["abstained_with_rewards"], path)
+    _, path = k.block_of(facts, policy)
+    return k.none_of(facts["candidates_not_asked"] + facts["abstained_with_rewards"], path)
 
 
-@rule("abstaining", "ABSTAIN", "reward.scalar")
-def abstaining(facts: Facts, policy: Policy, history: History) -> Judgement:
-    block, path = block_of(facts, policy)
+@k.rule("abstaining", "ABSTAIN", "reward.scalar")
+def abstaining(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+    block, path = k.block_of(facts, policy)
     if block is None or block.abstain == "allowed":
-        return not_applicable()
-    return none_of(facts["abstained"], (*path, "abstain"))
+        return k.not_applicable()
+    return k.none_of(facts["abstained"], (*path, "abstain"))
 
 
-REWARD_RANGE = range_rule("reward range", "REWARD_RANGE")
-REWARD_GRID = grid_rule("reward grid", "REWARD_GRID")
-QUESTIONS_PER_STEP = limit_rule("questions per step", "QUESTIONS", "max_questions_per_step", fact("questions"))
+REWARD_RANGE = k.range_rule("reward range", "REWARD_RANGE")
+REWARD_GRID = k.grid_rule("reward grid", "REWARD_GRID")
+QUESTIONS_PER_STEP = k.limit_rule("questions per step", "QUESTIONS", "max_questions_per_step", k.fact("questions"))
 
 
-def _largest_of_scalar(block: RewardScalar, at: Figures) -> tuple[int, int]:
+def _largest_of_scalar(block: RewardScalar, at: k.Figures) -> tuple[int, int]:
     size = block.max_questions_per_step * (block.max_candidates_per_question * 8 + 24)
     return block.per_round, block.per_round * size
 
 
-def _bits_of_scalar(block: RewardScalar, at: Figures) -> Bits:
+def _bits_of_scalar(block: RewardScalar, at: k.Figures) -> Bits:
     points = points_of(block.values)
     abstains = block.abstain == "allowed"
     questions, candidates = block.max_questions_per_step, block.max_candidates_per_question
@@ -164,44 +131,44 @@ def _bits_of_scalar(block: RewardScalar, at: Figures) -> Bits:
     return of_steps(one, block.per_round, at.steps, because)
 
 
-def _example_of_scalar(at: Around) -> Example:
+def _example_of_scalar(at: k.Around) -> k.Example:
     body = pb.RewardScalar(questions=[pb.QuestionRewards(question=0, rewards=[lowest(at.block.values)])])
-    return Example(body, {"asked": Requests(step=1, candidates={0: 1})})
+    return k.Example(body, {"asked": Requests(step=1, candidates={0: 1})})
 
 
 KINDS = (
-    PolicyKind(
+    k.PolicyKind(
         "reward.ask",
         _example_of_ask,
         taken=RewardAsk,
         measure=_measure_of_ask,
         rules=(
-            pinned_set,
-            FINISHES,
-            CANDIDATES_PER_QUESTION,
-            questions_in_set,
+            k.pinned_set,
+            k.FINISHES,
+            k.CANDIDATES_PER_QUESTION,
+            k.questions_in_set,
             CANDIDATES_DIFFER,
-            QUESTIONS_ASKED,
+            k.QUESTIONS_ASKED,
             CANDIDATE_BYTES,
         ),
     ),
-    PolicyKind(
+    k.PolicyKind(
         "reward.scalar",
         _example_of_scalar,
         sent=RewardScalar,
         measure=_measure_of_scalar,
         rules=(
-            one_per_step,
-            some_per_round,
-            PER_DAY,
-            only_asked,
-            IN_ORDER_ASKED,
+            k.one_per_step,
+            k.some_per_round,
+            k.PER_DAY,
+            k.only_asked,
+            k.IN_ORDER_ASKED,
             candidates,
             abstaining,
             REWARD_RANGE,
             REWARD_GRID,
             QUESTIONS_PER_STEP,
-            CANDIDATES_PER_QUESTION,
+            k.CANDIDATES_PER_QUESTION,
         ),
         largest=_largest_of_scalar,
         bits=_bits_of_scalar,

@@ -7,33 +7,14 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.strict_yaml import Path
 from fedsilo.protocol.transcript import SIGNATURE_BYTES
+from policies import kind as k
 from policies.fields import Closed, Limit, PinnedText
 from policies.history import History
-from policies.kind import (
-    BASE_DIGEST,
-    Around,
-    Example,
-    FieldClass,
-    FieldTable,
-    Judgement,
-    PolicyKind,
-    at_most,
-    block_of,
-    block_rule,
-    holds,
-    names_of,
-    none_of,
-    not_applicable,
-    rows_of_set,
-    rule,
-    silos_are_peers,
-)
 from policies.message import Context, Facts, Message
 from policies.model import Policy
 
-_F = FieldClass
-
-FIELDS: FieldTable = {
+_F = k.FieldClass
+FIELDS: k.FieldTable = {
     "PublicStep": {"step": _F.NUMBER, "prompt_indices": _F.NUMBER},
     "RoundOpen": {"base_digest": _F.DIGEST, "transcript": _F.TRANSCRIPT, "transcript_signature": _F.SIGNATURE},
     "Countersignature": {
@@ -94,7 +75,7 @@ def _roster_facts(*lists: list[str], plan: Plan | None) -> Facts:
     """Silos that a message lists, one row for each of them in each list."""
     distinct = [set(each) for each in lists]
     named = set().union(*distinct)
-    names, at_fault = names_of(named)
+    names, at_fault = k.names_of(named)
     return {
         "names": names,
         "names_at_fault": at_fault,
@@ -113,91 +94,91 @@ def _result(body: pb.RoundResult, message: Message, context: Context) -> Facts:
     return {**names, "committed_and_closed": body.committed and body.closed}
 
 
-@rule("round is of the plan", "ROUND_NOT_OPEN")
-def round_of_plan(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("round is of the plan", "ROUND_NOT_OPEN")
+def round_of_plan(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """The round exists in the plan, and names the adapter it starts from where the policy takes one in."""
-    _, path = block_of(facts, policy)
+    _, path = k.block_of(facts, policy)
     named = facts["base_digest_empty"] is (policy.file.ingress.global_adapter is None)
-    return holds(facts["round_in_plan"] is True and named, path)
+    return k.holds(facts["round_in_plan"] is True and named, path)
 
 
-@rule("first round starts from the plan's adapter", "ROUND_START")
-def round_start(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("first round starts from the plan's adapter", "ROUND_START")
+def round_start(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """Where the signed plan names the adapter that the run starts from, the first round opens on no other (T20)."""
-    _, path = block_of(facts, policy)
+    _, path = k.block_of(facts, policy)
     if "starts_as_planned" not in facts:
-        return not_applicable(path)  # measured by a version that did not look at it
-    return holds(facts["starts_as_planned"], path)
+        return k.not_applicable(path)  # measured by a version that did not look at it
+    return k.holds(facts["starts_as_planned"], path)
 
 
-@rule("rounds go forward", "ROUND_NOT_OPEN")
-def round_forward(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("rounds go forward", "ROUND_NOT_OPEN")
+def round_forward(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """A round opens once. The same round.open again is its redelivery and changes nothing."""
-    _, path = block_of(facts, policy)
+    _, path = k.block_of(facts, policy)
     fits = facts["round"] > facts["open_round"] or facts["repeats_open_round"] is True
-    return holds(fits, path, measured=facts["round"], limit=f"above the open round {facts['open_round']}")
+    return k.holds(fits, path, measured=facts["round"], limit=f"above the open round {facts['open_round']}")
 
 
-@rule("public steps of the plan", "PUBLIC_STEPS")
-def round_steps(facts: Facts, policy: Policy, history: History) -> Judgement:
-    _, path = block_of(facts, policy)
-    return none_of(facts["steps_repeated"] + facts["steps_not_in_plan"], path)
+@k.rule("public steps of the plan", "PUBLIC_STEPS")
+def round_steps(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+    _, path = k.block_of(facts, policy)
+    return k.none_of(facts["steps_repeated"] + facts["steps_not_in_plan"], path)
 
 
-@block_rule("prompts per public step", "PROMPTS")
-def round_prompts(facts: Facts, block: RoundOpen, path: Path) -> Judgement:
+@k.block_rule("prompts per public step", "PROMPTS")
+def round_prompts(facts: Facts, block: RoundOpen, path: Path) -> k.Judgement:
     if facts["prompts_per_step_max"] > facts["plan_prompts_per_step"]:
-        return at_most(facts["prompts_per_step_max"], facts["plan_prompts_per_step"], path)
-    return at_most(facts["prompts_per_step_max"], block.max_prompts_per_step, (*path, "max_prompts_per_step"))
+        return k.at_most(facts["prompts_per_step_max"], facts["plan_prompts_per_step"], path)
+    return k.at_most(facts["prompts_per_step_max"], block.max_prompts_per_step, (*path, "max_prompts_per_step"))
 
 
-@rule("silos of the plan, each once", "ROSTER")
-def roster(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("silos of the plan, each once", "ROSTER")
+def roster(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """A list of silos names each at most once, and none that the plan does not name: what is recorded of it is bounded,
     and says one thing of each (T20)."""
-    _, path = block_of(facts, policy)
-    return none_of(facts["names_repeated"] + facts["names_not_in_plan"], path)
+    _, path = k.block_of(facts, policy)
+    return k.none_of(facts["names_repeated"] + facts["names_not_in_plan"], path)
 
 
-@rule("a round ends in one way", "ROUND_END")
-def one_end(facts: Facts, policy: Policy, history: History) -> Judgement:
+@k.rule("a round ends in one way", "ROUND_END")
+def one_end(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """A round is committed, or closed, or neither: an end that says both can be read in two ways (T20)."""
-    _, path = block_of(facts, policy)
+    _, path = k.block_of(facts, policy)
     if "committed_and_closed" not in facts:
-        return not_applicable(path)  # measured by a version that did not look at it
-    return holds(facts["committed_and_closed"] is False, path)
+        return k.not_applicable(path)  # measured by a version that did not look at it
+    return k.holds(facts["committed_and_closed"] is False, path)
 
 
-def _opening(at: Around) -> Example:
-    base = "" if at.policy.file.ingress.global_adapter is None else BASE_DIGEST
+def _opening(at: k.Around) -> k.Example:
+    base = "" if at.policy.file.ingress.global_adapter is None else k.BASE_DIGEST
     steps = [pb.PublicStep(step=step, prompt_indices=at.rows) for step in at.plan.public_steps()]
-    return Example(pb.RoundOpen(base_digest=base, public_steps=steps))
+    return k.Example(pb.RoundOpen(base_digest=base, public_steps=steps))
 
 
-def _signed(at: Around) -> Example:
+def _signed(at: k.Around) -> k.Example:
     signed = pb.Countersignature(silo=at.plan.silos[0], signature=bytes(SIGNATURE_BYTES))
-    return Example(pb.RoundAgreed(countersignatures=[signed]))
+    return k.Example(pb.RoundAgreed(countersignatures=[signed]))
 
 
-def _committed(at: Around) -> Example:
-    return Example(pb.RoundResult(committed=True, adapter_digest=BASE_DIGEST, participants=at.plan.silos[:1]))
+def _committed(at: k.Around) -> k.Example:
+    return k.Example(pb.RoundResult(committed=True, adapter_digest=k.BASE_DIGEST, participants=at.plan.silos[:1]))
 
 
-def _ended(at: Around) -> Example:
-    return Example(pb.RunEnd(outcome="finished", adapter_digest=BASE_DIGEST))
+def _ended(at: k.Around) -> k.Example:
+    return k.Example(pb.RunEnd(outcome="finished", adapter_digest=k.BASE_DIGEST))
 
 
 KINDS = (
-    PolicyKind(
+    k.PolicyKind(
         "round.open",
         _opening,
         taken=RoundOpen,
         measure=_opened,
-        rules=(round_of_plan, round_start, round_forward, round_steps, rows_of_set, round_prompts),
+        rules=(round_of_plan, round_start, round_forward, round_steps, k.rows_of_set, round_prompts),
     ),
-    PolicyKind("round.agreed", _signed, taken=Announcement, measure=_agreed, rules=(silos_are_peers, roster)),
-    PolicyKind(
-        "round.result", _committed, taken=Announcement, measure=_result, rules=(silos_are_peers, roster, one_end)
+    k.PolicyKind("round.agreed", _signed, taken=Announcement, measure=_agreed, rules=(k.silos_are_peers, roster)),
+    k.PolicyKind(
+        "round.result", _committed, taken=Announcement, measure=_result, rules=(k.silos_are_peers, roster, one_end)
     ),
-    PolicyKind("run.end", _ended, taken=Announcement),
+    k.PolicyKind("run.end", _ended, taken=Announcement),
 )

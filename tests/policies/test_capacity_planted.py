@@ -24,13 +24,12 @@ from policies.capacity import (
     NOT_COUNTED,
     PROGRESS_SECONDS,
     ROUND_SECONDS,
-    Capacity,
-    _log2_shares,
     capacities,
     capacity_lines,
     progress_messages,
 )
 from policies.engine import decide, measure
+from policies.grids import Bits, log2_choices
 from policies.history import HistoryBook
 from policies.kinds.adapters import low_bits
 from policies.model import Policy
@@ -58,7 +57,7 @@ SLOW = edited("control_messages_per_minute: 600", f"control_messages_per_minute:
 ONE = edited("control_messages_per_minute: 600", "control_messages_per_minute: 1")
 
 
-def row_of(policy: Policy, kind: str) -> Capacity:
+def row_of(policy: Policy, kind: str) -> Bits:
     (row,) = (row for row in capacities(policy, SCHEMA) if row.kind == kind)
     return row
 
@@ -307,8 +306,8 @@ def test_T11_without_the_rate_the_counts_of_a_round_carry_more_than_the_row() ->
     row, tasks = row_of(ONE, "control.*"), 2 * STEPS + 4
     kept = let_out(ONE)
     assert kept == ROUND_SECONDS / 60 + 1
-    assert _log2_shares(kept, tasks) <= row.bits
-    assert _log2_shares(let_out(ONE, "messages per minute", every=2), tasks) > row.bits
+    assert log2_choices(kept + tasks, tasks) <= row.bits
+    assert log2_choices(let_out(ONE, "messages per minute", every=2) + tasks, tasks) > row.bits
 
 
 def test_T11_without_the_rule_on_their_place_step_numbers_carry_more_than_the_row() -> None:
@@ -321,9 +320,9 @@ def test_T11_without_the_rule_on_their_place_step_numbers_carry_more_than_the_ro
 def test_T11_ways_to_share_messages_between_tasks_are_as_many_as_there_are() -> None:
     for most, places in ((0, 3), (3, 1), (4, 3), (5, 2)):
         ways = sum(sum(each) <= most for each in itertools.product(range(most + 1), repeat=places))
-        assert 2 ** _log2_shares(most, places) == pytest.approx(ways, rel=1e-12)
+        assert 2 ** log2_choices(most + places, places) == pytest.approx(ways, rel=1e-12)
     # too many tasks to count are bounded from above
-    assert _log2_shares(5000, 5000) >= math.log2(math.comb(10000, 5000))
+    assert log2_choices(10_000, 5000) >= math.log2(math.comb(10000, 5000))
 
 
 # ---- all rulesets ----------------------------------------------------------------------------------
