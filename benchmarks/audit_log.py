@@ -46,16 +46,6 @@ _WITNESSES = ("coordinator/main", "silo/hospital_b", "silo/hospital_c")
 _VARYING = ("seq", "salt", "t", "mono")
 
 
-def append_median_seconds(folder: Path) -> float:
-    """Median of `AuditLog.append` of an `egress.decision` as the gate writes it."""
-    return statistics.median(_append_seconds(folder))
-
-
-def verify_million_seconds(folder: Path, records: int = RECORDS) -> float:
-    """Seconds of `python audit_verify.py LOG` on a log of `records` records."""
-    return round(_verify(folder, records)["seconds"], 2)
-
-
 def _append_seconds(folder: Path) -> list[float]:
     fields = {key: value for key, value in _records_of_a_message(folder / "gate")[0].items() if key in _decided()}
     key = Ed25519PrivateKey.generate()

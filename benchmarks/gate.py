@@ -5,9 +5,6 @@
     clipped_seconds                the same where the policy's clip_l2 shortens it: scaled, and hashed as offered too
     as_it_came_seconds             the same where a trainer's bytes are what would be made of them: measured once
     gate_extra_payloads            memory beyond the offered arrays while that happens, in payloads
-    audit_append_median_seconds    one record, flushed to disk
-    audit_verify_million_seconds   a log of 10^6 records, by the verifier that an auditor runs
-    screen_seconds                 256 answers of 500 tokens through every text screen, index of 100,000 records
 
 Beside them, what this machine can do at best: SHA-256 of as many bytes, a copy, and a file of them flushed to disk.
 Real gate, ledger, audit log and policy; only the network is a channel in memory, which `offer` never reaches.
@@ -31,8 +28,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.audit_log import append_median_seconds, verify_million_seconds
-from benchmarks.screens import screen_seconds
 from fedsilo.files.durable import write_durably
 from fedsilo.protocol.codec import decode_factors, encode_factors
 from policies.schema import LoraSchema
@@ -44,9 +39,6 @@ ELEMENTS = 69_600_000 // 4
 REPEATS = 5
 GATE_SECONDS_MAX = 0.25
 EXTRA_PAYLOADS_MAX = 1.5
-APPEND_SECONDS_MAX = 0.001
-VERIFY_SECONDS_MAX = 60.0
-SCREEN_SECONDS_MAX = 0.5
 
 
 def schema() -> LoraSchema:
@@ -145,26 +137,11 @@ def gate_figures(folder: Path) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="accepted for symmetry; the output is always JSON")
-    parser.add_argument("--only", choices=["gate", "audit", "screens"], help="measure one part")
-    options = parser.parse_args()
-    figures: dict[str, Any] = {}
+    parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fedsilo-gate-") as name:
-        folder = Path(name)
-        if options.only in (None, "gate"):
-            figures |= gate_figures(folder)
-        if options.only in (None, "audit"):
-            figures["audit_append_median_seconds"] = append_median_seconds(folder / "append")
-            figures["audit_verify_million_seconds"] = verify_million_seconds(folder / "million")
-        if options.only in (None, "screens"):
-            figures["screen_seconds"] = screen_seconds()
-    limits = {
-        "gate_seconds": GATE_SECONDS_MAX,
-        "gate_extra_payloads": EXTRA_PAYLOADS_MAX,
-        "audit_append_median_seconds": APPEND_SECONDS_MAX,
-        "audit_verify_million_seconds": VERIFY_SECONDS_MAX,
-        "screen_seconds": SCREEN_SECONDS_MAX,
-    }
-    kept = {name: figures[name] <= limit for name, limit in limits.items() if name in figures}
+        figures = gate_figures(Path(name))
+    limits = {"gate_seconds": GATE_SECONDS_MAX, "gate_extra_payloads": EXTRA_PAYLOADS_MAX}
+    kept = {name: figures[name] <= limit for name, limit in limits.items()}
     conditions = {"cores": os.cpu_count(), "arrays": ARRAYS, "repeats": REPEATS, "limits": limits, "kept": kept}
     sys.stdout.write(json.dumps({"name": "gate", "figures": figures, "conditions": conditions}) + "\n")
     return 0 if all(kept.values()) else 1

@@ -75,11 +75,6 @@ def canaries() -> tuple[str, ...]:
     return tuple("".join(drawn.choices("abcdefghjkmnpqrstuvwxyz0123456789", k=24)) for _ in range(CANARIES))
 
 
-def screen_seconds() -> float:
-    """Wall time of screening one message with every screen against the whole corpus."""
-    return screening(OverlapIndex.from_bytes(_built(records(RECORDS, seed=1), RATE), key=KEY))[0]
-
-
 def screening(index: OverlapIndex, names: Sequence[ScreenName] = NAMES, repeats: int = 5) -> tuple[float, float]:
     """Wall time and time of one core of one message's screening; the best of several."""
     material, texts = Material(index, canaries()), answers()
