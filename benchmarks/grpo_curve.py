@@ -27,7 +27,7 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks.learner_model import ADAPTED, ROOT, worker_environment
+from benchmarks.learner_model import ADAPTED, ROOT, load_into_peft, shapes_of, worker_environment
 
 STEPS, PROMPTS, SAMPLES, LAST = 200, 8, 8, 50
 RANK, ALPHA, LEARNING_RATE = 16, 32.0, 1e-3
@@ -148,15 +148,6 @@ def start_factors(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, An
     }  # fmt: skip
 
 
-def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] in ADAPTED:
-            shapes[f"{name}.lora_A"] = (RANK, module.in_features)
-            shapes[f"{name}.lora_B"] = (module.out_features, RANK)
-    return shapes
-
-
 def correct(text: str, reference: str) -> bool:
     from fedsilo.grading import grade
 
@@ -202,7 +193,7 @@ def ours(seed: int, steps: int) -> dict[str, Any]:
             site_secret=f"seed {seed}".encode(),
         )
     )  # fmt: skip
-    shape = LoraShape(RANK, ALPHA, shapes_of(model))
+    shape = LoraShape(RANK, ALPHA, shapes_of(model, RANK))
     session.begin_run(plan, shape)
     payload = encode_factors(
         start_factors(dict(shape.shapes), seed), base_digest="", schema_sha256="0" * 64, rank=RANK, scale=shape.scale,
@@ -233,7 +224,7 @@ def theirs(seed: int, steps: int) -> dict[str, Any]:
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    factors = start_factors(shapes_of(model), seed)
+    factors = start_factors(shapes_of(model, RANK), seed)
     # the order of the data set is the order of the steps: the sampler repeats each prompt, and shuffles nothing
     prompts = [rows[place] for each in chosen for place in each]
     rewards: list[float] = []
@@ -258,10 +249,7 @@ def theirs(seed: int, steps: int) -> dict[str, Any]:
         ),
         peft_config=peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(ADAPTED), task_type="CAUSAL_LM"),
     )  # fmt: skip
-    named = dict(trainer.model.named_parameters())
-    with torch.no_grad():
-        for name, factor in factors.items():
-            named[f"base_model.model.{name}.default.weight"].copy_(torch.from_numpy(factor))
+    load_into_peft(trainer.model, {name: torch.from_numpy(factor) for name, factor in factors.items()})
     started = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()

@@ -37,13 +37,15 @@ from benchmarks.learner_model import (
     WORDS,
     WORDS_LARGE,
     Task,
-    Worker,
+    adapted_numbers,
     answer_cycles,
+    cycles_of,
     flops_per_second,
     lengths_of,
     make_model,
     make_prompts,
     rewards_of,
+    shapes_of,
     words_tokenizer,
 )
 
@@ -84,17 +86,7 @@ def main() -> int:
 
 
 def compared(row: str, task: Task, cycles: int) -> dict[str, Any]:
-    workers = {side: Worker("benchmarks.grpo_step", side, task) for side in ("ours", "trl")}
-    try:
-        for worker in workers.values():
-            worker.cycle()  # warms up
-        found: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
-        for _ in range(cycles):
-            for side, worker in workers.items():
-                found[side].append(worker.cycle())
-    finally:
-        for worker in workers.values():
-            worker.end()
+    found = cycles_of("benchmarks.grpo_step", task, cycles, ("ours", "trl"))
     pairs = zip(found["trl"], found["ours"], strict=True)
     figures: dict[str, Any] = {
         f"ratio_{row}": round(statistics.median(their["seconds"] / our["seconds"] for their, our in pairs), 3)
@@ -142,12 +134,7 @@ def ours(task: Task) -> Any:
 
     torch.set_num_threads(1)
     model = make_model(task)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] in ADAPTED:
-            shapes[f"{name}.lora_A"] = (RANK, module.in_features)
-            shapes[f"{name}.lora_B"] = (module.out_features, RANK)
-    adapter = LoraAdapter(model, LoraShape(RANK, ALPHA, shapes))
+    adapter = LoraAdapter(model, LoraShape(RANK, ALPHA, shapes_of(model)))
     with torch.no_grad():
         for name, factor in adapter.factors.items():
             if name.endswith("lora_A"):
@@ -198,7 +185,7 @@ def ours(task: Task) -> Any:
 def useful_flops(model: Any, task: Task) -> float:
     """Products that no method can leave out: each generated token once through the weights, each trained one forward
     and backward to its inputs twice. Attention, factors, norms and sampling are not counted."""
-    linear = sum(module.weight.numel() for name, module in model.named_modules() if name.rpartition(".")[2] in ADAPTED)
+    linear = adapted_numbers(model)
     head = model.lm_head.weight.numel()
     answered = sum(lengths_of(task))
     prompts = PROMPTS * PROMPT_TOKENS

@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,31 @@ def make_model(task: Task) -> Any:
         eos_token_id=task.words - END_FROM_LAST, pad_token_id=task.words - PADDING, bos_token_id=None,
     )  # fmt: skip
     return Qwen3ForCausalLM(config).to(getattr(torch, task.dtype)).eval()
+
+
+def shapes_of(model: Any, rank: int = RANK) -> dict[str, tuple[int, ...]]:
+    """Shapes of the factors beside every linear layer, by wire name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in ADAPTED:
+            shapes[f"{name}.lora_A"] = (rank, module.in_features)
+            shapes[f"{name}.lora_B"] = (module.out_features, rank)
+    return shapes
+
+
+def adapted_numbers(model: Any) -> int:
+    """How many weights the adapted layers have."""
+    return sum(module.weight.numel() for name, module in model.named_modules() if name.rpartition(".")[2] in ADAPTED)
+
+
+def load_into_peft(model: Any, factors: Mapping[str, Any]) -> None:
+    """Put factors, tensors by wire name, into a model that peft wrapped."""
+    import torch
+
+    named = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, factor in factors.items():
+            named[f"base_model.model.{name}.default.weight"].copy_(factor)
 
 
 def make_prompts(task: Task) -> list[list[int]]:
@@ -112,17 +138,24 @@ def worker_environment() -> dict[str, str]:
 class Worker:
     """One side in a process of its own."""
 
-    def __init__(self, module: str, side: str, task: Task) -> None:
+    def __init__(self, module: str, side: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", module, f"--worker={side}", *task.arguments],
+            [sys.executable, "-W", "ignore", "-m", module, f"--worker={side}", *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
             env=worker_environment(),
         )  # fmt: skip
 
     def cycle(self) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        self.begin()
+        return self.answer()
+
+    def begin(self) -> None:
+        assert self._process.stdin is not None
         self._process.stdin.write("cycle\n")
         self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.startswith("{"):
             raise SystemExit(f"a worker ended: {self._process.wait()}")
@@ -132,6 +165,22 @@ class Worker:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+def cycles_of(module: str, task: Task, cycles: int, sides: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return what each side measured, cycle by cycle, in turn; one cycle before warms up."""
+    workers = {side: Worker(module, side, *task.arguments) for side in sides}
+    try:
+        for worker in workers.values():
+            worker.cycle()
+        found: dict[str, list[dict[str, Any]]] = {side: [] for side in workers}
+        for _ in range(cycles):
+            for side, worker in workers.items():
+                found[side].append(worker.cycle())
+    finally:
+        for worker in workers.values():
+            worker.end()
+    return found
 
 
 def answer_cycles(run: Any) -> None:

@@ -9,21 +9,18 @@ It waits instead of computing, so that sites share no processor. FILE gets a lin
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.transport_trainer import WAIT_SECONDS, ConstantTrainer
+from benchmarks.transport_trainer import ConstantTrainer, dial_again_and_again
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import encode
 from fedsilo.protocol.plan import plan_from_canonical
-from silo.link import LinkClosed, LinkMessage, MessageLink
-from silo.trainer.worker import dial_patiently, set_offline
+from silo.link import LinkMessage, MessageLink
 
 # A quarter of a step is sampling (`benchmarks.grpo_step`); an answer is sampled for held-out prompts, too.
 SAMPLING_SHARE = 0.25
@@ -92,14 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--step-seconds", type=float, required=True, help="of a GRPO step")
     parser.add_argument("--times", type=Path, required=True, help="file for the tasks' times")
     given = parser.parse_args(arguments)
-    set_offline(os.environ)
-    while True:
-        try:
-            link = dial_patiently(given.address, None, WAIT_SECONDS)
-        except LinkClosed:
-            return 0
-        with contextlib.closing(link):
-            PacedTrainer(link, given.constant, given.step_seconds, given.times).run()
+    dial_again_and_again(
+        given.address, lambda link: PacedTrainer(link, given.constant, given.step_seconds, given.times)
+    )
+    return 0
 
 
 if __name__ == "__main__":

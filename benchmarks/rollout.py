@@ -24,6 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,14 @@ from benchmarks.learner_model import (
     TEMPERATURE,
     WORDS,
     Task,
-    Worker,
+    adapted_numbers,
     answer_cycles,
+    cycles_of,
     flops_per_second,
+    load_into_peft,
     make_model,
     make_prompts,
+    shapes_of,
     words_tokenizer,
 )
 
@@ -68,11 +72,11 @@ def main() -> int:
         return 0
     figures: dict[str, Any] = {}
     for name, dtype in DTYPES.items():
-        found = cycles_of(Task(dtype), options.cycles, ["ours", "beside", "merged"])
+        found = cycles_of("benchmarks.rollout", Task(dtype), options.cycles, ["ours", "beside", "merged"])
         figures |= {**figures_of(name, found), **share_of_limit(name, found["ours"])}
     if options.vllm is not None:
         os.environ[VLLM_PYTHON] = str(options.vllm)
-        found = cycles_of(Task("float32"), options.cycles, ["ours", "vllm"])
+        found = cycles_of("benchmarks.rollout", Task("float32"), options.cycles, ["ours", "vllm"])
         figures |= figures_of("fp32", found, ours="ours_beside_vllm")
     kept = {name: figures[name] >= least for name, least in REQUIRED.items()}
     conditions = {
@@ -84,22 +88,6 @@ def main() -> int:
 
 
 RATIOS = {"beside": "ratio_generate", "merged": "ratio_merged", "vllm": "ratio_vllm_cpu"}
-
-
-def cycles_of(task: Task, cycles: int, sides: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """What each side measured, cycle by cycle, in turn."""
-    workers = {side: Worker("benchmarks.rollout", side, task) for side in sides}
-    try:
-        for worker in workers.values():
-            worker.cycle()  # warms up
-        found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-        for _ in range(cycles):
-            for side, worker in workers.items():
-                found[side].append(worker.cycle())
-    finally:
-        for worker in workers.values():
-            worker.end()
-    return found
 
 
 def figures_of(name: str, found: dict[str, list[dict[str, Any]]], *, ours: str = "ours") -> dict[str, Any]:
@@ -129,36 +117,31 @@ def factors_of(model: Any) -> dict[str, Any]:
 
     torch.manual_seed(1)
     found = {}
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] in ADAPTED:
-            inner = torch.empty(RANK, module.in_features)
-            torch.nn.init.kaiming_uniform_(inner, a=5**0.5)
-            found[f"{name}.lora_A"] = inner
-            found[f"{name}.lora_B"] = torch.randn(module.out_features, RANK) * 1e-3
+    for name, shape in shapes_of(model).items():
+        if name.endswith("lora_A"):
+            found[name] = torch.nn.init.kaiming_uniform_(torch.empty(shape), a=5**0.5)
+        else:
+            found[name] = torch.randn(shape) * 1e-3
     return found
 
 
-# ---- ours --------------------------------------------------------------------------------------------
-
-
-def ours(task: Task) -> Any:
-    import numpy as np
-    import torch
-
+def adapter_of(model: Any) -> Any:
+    """The adapter in a model, as a silo's trainer has it."""
     from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-    from silo.trainer.rollout.embedded import EmbeddedEngine
-    from silo.trainer.rollout.engine import Question
 
-    torch.set_num_threads(1)
-    model = make_model(task)
     factors = factors_of(model)
     adapter = LoraAdapter(model, LoraShape(RANK, ALPHA, {name: tuple(each.shape) for name, each in factors.items()}))
     adapter.load({name: each.numpy() for name, each in factors.items()})
-    engine = EmbeddedEngine(adapter.decoder, stop_ids=())
-    prompts = make_prompts(task)
-    linear = sum(module.weight.numel() for name, module in model.named_modules() if name.rpartition(".")[2] in ADAPTED)
-    flops = 2.0 * (linear * (TOKENS + PROMPTS * PROMPT_TOKENS) + model.lm_head.weight.numel() * TOKENS)
-    number = 0
+    return adapter
+
+
+def sampling(engine: Any, task: Task, more: Callable[[], dict[str, Any]] = dict) -> Any:
+    """A cycle of one of our engines. more: figures beside the seconds."""
+    import numpy as np
+
+    from silo.trainer.rollout.engine import Question
+
+    prompts, number = make_prompts(task), 0
 
     def cycle() -> dict[str, Any]:
         nonlocal number
@@ -171,9 +154,29 @@ def ours(task: Task) -> Any:
         rollouts = engine.generate(questions, temperature=TEMPERATURE, max_new_tokens=NEW_TOKENS)
         seconds = time.perf_counter() - started
         assert sum(len(one.ids) for row in rollouts for one in row) == TOKENS
-        return {"seconds": seconds, "useful_flops": flops, "flops_per_second": flops_per_second(task)}
+        return {"seconds": seconds, **more()}
 
     return cycle
+
+
+# ---- ours --------------------------------------------------------------------------------------------
+
+
+def ours(task: Task) -> Any:
+    import torch
+
+    from silo.trainer.rollout.embedded import EmbeddedEngine
+
+    torch.set_num_threads(1)
+    model = make_model(task)
+    adapter = adapter_of(model)
+    numbers, head = adapted_numbers(model), model.lm_head.weight.numel()
+    flops = 2.0 * (numbers * (TOKENS + PROMPTS * PROMPT_TOKENS) + head * TOKENS)
+    return sampling(
+        EmbeddedEngine(adapter.decoder, stop_ids=()),
+        task,
+        lambda: {"useful_flops": flops, "flops_per_second": flops_per_second(task)},
+    )
 
 
 # ---- transformers ------------------------------------------------------------------------------------
@@ -189,10 +192,7 @@ def with_peft(task: Task) -> Any:
     factors = factors_of(model)
     settings = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(ADAPTED), task_type="CAUSAL_LM")
     wrapped = peft.get_peft_model(model, settings).eval()
-    named = dict(wrapped.named_parameters())
-    with torch.no_grad():
-        for name, factor in factors.items():
-            named[f"base_model.model.{name}.default.weight"].copy_(factor)
+    load_into_peft(wrapped, factors)
     return wrapped, torch.tensor(make_prompts(task))
 
 
@@ -237,14 +237,12 @@ def vllm(task: Task) -> Any:
     """The server as a silo's guard starts it, asked as a silo's trainer asks it; its start is not counted."""
     import atexit
 
-    import numpy as np
     import torch
 
     from silo.config import Model, Rollout, SiloConfig, Trainer
     from silo.guard.trainer_process import probing
     from silo.guard.trainer_process.rollout_server import RolloutServers
-    from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-    from silo.trainer.rollout.engine import Question, RolloutPlace
+    from silo.trainer.rollout.engine import RolloutPlace
     from silo.trainer.rollout.vllm_server import VllmEngine
 
     torch.set_num_threads(1)
@@ -271,30 +269,12 @@ def vllm(task: Task) -> Any:
     servers.start()
     atexit.register(servers.stop)
     servers.wait_ready()
-    factors = factors_of(model)
-    adapter = LoraAdapter(model, LoraShape(RANK, ALPHA, {name: tuple(each.shape) for name, each in factors.items()}))
-    adapter.load({name: each.numpy() for name, each in factors.items()})
+    adapter = adapter_of(model)
     engine = VllmEngine(
         adapter, RolloutPlace(socket, socket, servers.adapters, 600.0), stop_ids=(), vocabulary=task.words
     )
     engine.use("private")
-    prompts = make_prompts(task)
-    number = 0
-
-    def cycle() -> dict[str, Any]:
-        nonlocal number
-        number += 1
-        questions = [
-            Question(tuple(prompt), tuple(np.random.default_rng([number, place, each]) for each in range(SAMPLES)))
-            for place, prompt in enumerate(prompts)
-        ]
-        started = time.perf_counter()
-        rollouts = engine.generate(questions, temperature=TEMPERATURE, max_new_tokens=NEW_TOKENS)
-        seconds = time.perf_counter() - started
-        assert sum(len(one.ids) for row in rollouts for one in row) == TOKENS
-        return {"seconds": seconds}
-
-    return cycle
+    return sampling(engine, task)
 
 
 SIDES = {"ours": ours, "beside": beside, "merged": merged, "vllm": vllm}

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,20 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learner_model import (
-    ADAPTED,
     ALPHA,
     NEW_TOKENS,
     PROMPT_TOKENS,
     PROMPTS,
     RANK,
-    ROOT,
     SAMPLES,
     TEMPERATURE,
     Task,
+    Worker,
     answer_cycles,
     make_model,
     make_prompts,
     rewards_of,
+    shapes_of,
 )
 
 TASK = Task("float32")
@@ -55,35 +54,18 @@ class Side:
     """Some processes that get their lines together; a cycle lasts until the last has answered."""
 
     def __init__(self, *orders: dict[str, Any]) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "benchmarks.scale_out", f"--worker={json.dumps(order)}"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
-                env=environment,
-            )
-            for order in orders
-        ]  # fmt: skip
+        self._workers = [Worker("benchmarks.scale_out", json.dumps(order)) for order in orders]
 
     def cycle(self) -> tuple[float, list[dict[str, Any]]]:
         started = time.perf_counter()
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write("cycle\n")
-            process.stdin.flush()
-        answers = []
-        for process in self._processes:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line.startswith("{"):
-                raise SystemExit(f"a worker ended: {process.wait()}")
-            answers.append(json.loads(line))
+        for worker in self._workers:
+            worker.begin()
+        answers = [worker.answer() for worker in self._workers]
         return time.perf_counter() - started, answers
 
     def end(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        for worker in self._workers:
+            worker.end()
 
 
 def measured(cycles: int) -> dict[str, Any]:
@@ -148,11 +130,7 @@ def shared_cycle(
     torch.set_num_threads(1)
     group = Processes(Place(rank, size, rendezvous)) if size > 1 else None
     model = make_model(TASK)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] in ADAPTED:
-            shapes[f"{name}.lora_A"] = (RANK, module.in_features)
-            shapes[f"{name}.lora_B"] = (module.out_features, RANK)
+    shapes = shapes_of(model)
     adapter = LoraAdapter(model, LoraShape(RANK, ALPHA, shapes))
     draws = np.random.default_rng(0)
     adapter.load({

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,16 +106,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--address", required=True, help="the guard: unix:PATH")
     parser.add_argument("--constant", type=float, required=True, help="every number of its update")
     given = parser.parse_args(arguments)
+    dial_again_and_again(given.address, lambda link: ConstantTrainer(link, given.constant))
+    return 0
+
+
+def dial_again_and_again(address: str, make: Callable[[MessageLink], ConstantTrainer]) -> None:
+    """Serve one link after the other, until nobody answers any more."""
     set_offline(os.environ)
     while True:
         try:
-            link = dial_patiently(given.address, None, WAIT_SECONDS)
+            link = dial_patiently(address, None, WAIT_SECONDS)
         except LinkClosed:
-            return 0
-        try:
-            ConstantTrainer(link, given.constant).run()
-        finally:
-            link.close()
+            return
+        with contextlib.closing(link):
+            make(link).run()
 
 
 if __name__ == "__main__":
