@@ -204,8 +204,13 @@ TEXT_LENGTHS = Lengths(max_prompt_tokens=960, max_new_tokens=16)
 
 
 @dataclass(frozen=True)
-class DigitSet:
-    """The demo's rows in memory; `total_variation` is the mean over silos, `tuning` held-out rows beside the others."""
+class Rows:
+    """Rows in memory: `private` by silo, and what all silos share.
+
+    Attributes:
+        total_variation: of the silos' topics, their mean distance to all silos' together.
+        tuning: held-out rows beside the others.
+    """
 
     private: dict[str, list[Row]]
     public: list[Row]
@@ -228,7 +233,7 @@ def make_digit_set(
     tuning_rows: int = 0,
     topics: Sequence[str] = digit_tasks.TOPICS,
     divide: Divide | None = None,
-) -> DigitSet:
+) -> Rows:
     """Draw the demo's set. Private, public and held-out share no row; held-out shares no string with the others.
 
     `further_rows` for each silo come in its own mixture of topics, and change none of the other rows. `tuning_rows` are
@@ -252,7 +257,7 @@ def make_digit_set(
     unseen, tuning = _unseen_rows(seed, draws, held_out_rows, tuning_rows, topics)
     private = [[pool[row] for row in part] for part in parts]
     _add_rows(private, further_rows, used=public_draws, draws=generator(seed_of(seed, "demo-data-further")))
-    return DigitSet(
+    return Rows(
         private=dict(zip(silo_names(silos), private, strict=True)),
         public=_interleave(
             {topic: [_solved(topic, row) for row in rows[per_topic:]] for topic, rows in public_draws.items()},
@@ -290,7 +295,7 @@ def make_topic_set(
     public_rows: int,
     held_out_rows: int,
     tuning_rows: int = 0,
-) -> DigitSet:
+) -> Rows:
     """Draw a set in which each silo owns one topic: as many silos as topics. Private, public and held-out share no row;
     held-out shares no string with the others. Public questions of several steps have a solution.
 
@@ -302,7 +307,7 @@ def make_topic_set(
     drawn = _draw_rows(draws, rows_per_silo + per_topic, digit_tasks.digit_strings(held_out=False), topics)
     unseen, tuning = _unseen_rows(seed, draws, held_out_rows, tuning_rows, topics)
     names = silo_names(len(topics))
-    return DigitSet(
+    return Rows(
         private={name: rows[:rows_per_silo] for name, rows in zip(names, drawn.values(), strict=True)},
         public=_interleave(
             {topic: [_solved(topic, row) for row in rows[rows_per_silo:]] for topic, rows in drawn.items()}, public_rows

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsilo.demo.data import DataFolder, Row, to_json_lines, write_data_folder
+from fedsilo.demo.data import DataFolder, Row, Rows, to_json_lines, write_data_folder
 from fedsilo.demo.sites import HOLDOUT_SHARE, DemoSettings, Site, make_sites
 from fedsilo.demo.tiny_model import Recipe, cached_model, recipe_for
 from fedsilo.experiment.cell import CellResult, run_cell
 from fedsilo.experiment.design import Cell, Experiment, Setting, digest_of, plan_of, ruleset_of
 from fedsilo.experiment.program import program
 from fedsilo.experiment.rates import success_rates
-from fedsilo.experiment.rows import Rows, lengths_of, rows_of, verifier_of
+from fedsilo.experiment.rows import lengths_of, rows_of, verifier_of
 from fedsilo.files.site_policy import read_pinned_schema, read_policy
 from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol.codec import canonical_json, sha256_hex
@@ -43,7 +43,7 @@ def perform(experiment: Experiment, cell: Cell, below: Path) -> dict[str, Any]:
     try:
         made = rows_of(setting, seed, lambda rows: _rates(model, setting, rows, seed))
         data = _write(folder, f"{setting.questions}-{seed}", made, setting, pooled=row.pooled, trial=cell.trial)
-        plan = plan_of(experiment, cell, made.lengths.model_dump())
+        plan = plan_of(experiment, cell, lengths_of(setting).model_dump())
         sites = make_sites(
             DemoSettings(
                 out=folder,
@@ -121,7 +121,7 @@ def _write(folder: Path, name: str, made: Rows, setting: Setting, *, pooled: boo
         folder / "data",
         name=name,
         tokenizer="bytes" if setting.questions == "files" else "digits",
-        lengths=made.lengths,
+        lengths=lengths_of(setting),
         private={silo: (verifier, rows) for silo, rows in private.items()},
         public=(verifier, made.public),
         held_out=(verifier, made.tuning if trial else made.held_out),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, linear_regression, stdev
@@ -453,68 +453,23 @@ def _unjudged(experiment: Experiment, results: Mapping[Cell, Line], name: str) -
 
 # ---- tables ------------------------------------------------------------------------------------------------------
 
-HEADINGS = (
-    "row",
-    "seeds",
-    "before",
-    "after",
-    "best",
-    "greedy",
-    "worst topic",
-    "worst silo",
-    "no signal",
-    "apart",
-    "steps",
-    "public steps",
-    "k tokens drawn",
-    "k trained",
-    "MB up",
-    "MB down",
-    "public / factors",
-    "k bits at most",
-    "points / MB",
-    "refused",
-    "runs",
-    "knobs of",
-)
-
 
 def table_rows(experiment: Experiment, results: Mapping[Cell, Line], table: Table) -> list[tuple[str, ...]]:
-    """Return a line for each row: means over its seeds. Shares in per cent; tokens in thousands, and bytes, a silo.
+    """Return a line for each row, with a cell for each of `HEADINGS`: means over its seeds. Shares in per cent; tokens
+    in thousands, and bytes, a silo.
 
     Seeds are those with a value and those carried out; `runs` says how they ended, and `knobs of` whose trials chose
     what the row is made with.
     """
     rows: list[tuple[str, ...]] = []
+    silos = experiment.settings[table.setting].silos
     for name in experiment.rows_of(table):
         cells = [Cell(table.setting, name, seed) for seed in table.seeds or experiment.seeds]
-        lines = [results[cell] for cell in cells if cell in results]
-        if not lines:
-            continue
-        silos = experiment.settings[table.setting].silos
-        rows.append(
-            (
-                name + mark_of(experiment.rows[name]),
-                f"{sum(value_of(line, 'pass_at_1') is not None for line in lines)} of {len(lines)}",
-                _percent(line["rounds"][0]["pass_at_1"] for line in lines),
-                *(_percent(value_of(line, metric) for line in lines) for metric in _SHOWN),
-                _figure(value_of(line, "drift_between") for line in lines),
-                f"{fmean(line['steps'] for line in lines):.0f}",
-                _whole(line.get("public_steps") for line in lines),
-                f"{fmean(line['generated_tokens'] for line in lines) / silos / 1000:.1f}",
-                f"{fmean(line['trained_tokens'] for line in lines) / silos / 1000:.1f}",
-                *(
-                    f"{fmean(sum(line['bytes'][way].values()) for line in lines) / silos / 1e6:.2f}"
-                    for way in ("up", "down")
-                ),
-                _figure(_public_over_factors(line["bytes"]) for line in lines),
-                _figure(_kilobits(line) for line in lines),
-                _figure(value_of(line, "gain_per_megabyte") for line in lines),
-                str(sum(sum(line["refused"].values()) for line in lines)),
-                ", ".join(f"{count} {state}" for state, count in sorted(Counter(map(_ending, lines)).items())),
-                knobs_of(experiment, table.setting, name),
+        if lines := [results[cell] for cell in cells if cell in results]:
+            shown = (cell(lines, silos) for _, cell in _COLUMNS)
+            rows.append(
+                (name + mark_of(experiment.rows[name]), *shown, knobs_of(experiment, table.setting, name)),
             )
-        )
     return rows
 
 
@@ -530,16 +485,6 @@ def mark_of(row: Row) -> str:
     return " (donors' own policies)" if row.plan.get("donor_denominator") == "donor" else ""
 
 
-_SHOWN: tuple[Metric, ...] = (
-    "pass_at_1",
-    "best_pass_at_1",
-    "pass_at_1_greedy",
-    "worst_topic",
-    "worst_silo",
-    "zero_variance_share",
-)
-
-
 def _kilobits(line: Line) -> float | None:
     """Return how many thousand bits a silo's messages of one round can carry at most."""
     bits = line.get("capacity_bits")
@@ -550,11 +495,63 @@ _PUBLIC = ("public.responses", "public.donors")
 _FACTORS = ("lora.", "global.adapter")
 
 
-def _public_over_factors(counts: Mapping[str, Mapping[str, int]]) -> float | None:
+def _public_over_factors(line: Line) -> float | None:
     """Return the bytes of public answers over those of factors, both ways together."""
-    public = sum(way.get(kind, 0) for way in counts.values() for kind in _PUBLIC)
-    factors = sum(count for way in counts.values() for kind, count in way.items() if kind.startswith(_FACTORS))
+    ways = line["bytes"].values()
+    public = sum(way.get(kind, 0) for way in ways for kind in _PUBLIC)
+    factors = sum(count for way in ways for kind, count in way.items() if kind.startswith(_FACTORS))
     return public / factors if factors else None
+
+
+Shown = Callable[[Sequence[Line], int], str]  # a cell of a table, from the lines of a row and the number of silos
+
+
+def _mean_of(value: Callable[[Line], float | None], form: str, scale: float = 1.0) -> Shown:
+    """Return a cell with the mean of the values that there are; empty where there is none."""
+
+    def cell(lines: Sequence[Line], silos: int) -> str:
+        known = [number for line in lines if (number := value(line)) is not None]
+        return format(scale * fmean(known), form) if known else ""
+
+    return cell
+
+
+def _percent_of(metric: Metric) -> Shown:
+    return _mean_of(lambda line: value_of(line, metric), ".1f", 100)
+
+
+def _a_silo(value: Callable[[Line], float], form: str, unit: float) -> Shown:
+    """Return a cell with the mean of what one silo had, in a unit."""
+    return lambda lines, silos: format(fmean(value(line) for line in lines) / silos / unit, form)
+
+
+def _runs(lines: Sequence[Line], silos: int) -> str:
+    return ", ".join(f"{count} {state}" for state, count in sorted(Counter(map(_ending, lines)).items()))
+
+
+_COLUMNS: tuple[tuple[str, Shown], ...] = (
+    ("seeds", lambda lines, _: f"{sum(value_of(line, 'pass_at_1') is not None for line in lines)} of {len(lines)}"),
+    ("before", _mean_of(lambda line: line["rounds"][0]["pass_at_1"], ".1f", 100)),
+    ("after", _percent_of("pass_at_1")),
+    ("best", _percent_of("best_pass_at_1")),
+    ("greedy", _percent_of("pass_at_1_greedy")),
+    ("worst topic", _percent_of("worst_topic")),
+    ("worst silo", _percent_of("worst_silo")),
+    ("no signal", _percent_of("zero_variance_share")),
+    ("apart", _mean_of(lambda line: value_of(line, "drift_between"), ".3g")),
+    ("steps", _mean_of(lambda line: line["steps"], ".0f")),
+    ("public steps", _mean_of(lambda line: line.get("public_steps"), ".0f")),
+    ("k tokens drawn", _a_silo(lambda line: line["generated_tokens"], ".1f", 1e3)),
+    ("k trained", _a_silo(lambda line: line["trained_tokens"], ".1f", 1e3)),
+    ("MB up", _a_silo(lambda line: sum(line["bytes"]["up"].values()), ".2f", 1e6)),
+    ("MB down", _a_silo(lambda line: sum(line["bytes"]["down"].values()), ".2f", 1e6)),
+    ("public / factors", _mean_of(_public_over_factors, ".3g")),
+    ("k bits at most", _mean_of(_kilobits, ".3g")),
+    ("points / MB", _mean_of(lambda line: value_of(line, "gain_per_megabyte"), ".3g")),
+    ("refused", lambda lines, _: str(sum(sum(line["refused"].values()) for line in lines))),
+    ("runs", _runs),
+)
+HEADINGS = ("row", *(heading for heading, _ in _COLUMNS), "knobs of")
 
 
 def claim_rows(experiment: Experiment, judgements: Sequence[Judged]) -> list[tuple[str, ...]]:
@@ -648,24 +645,6 @@ CLAIM_HEADINGS = (
     "verdict",
 )
 NOTE = "One process a federation: no sockets, no walls around a trainer, and a clock of its own."
-
-
-def _percent(values: Iterable[float | None]) -> str:
-    """Return the mean of those that there are; empty where there is none."""
-    known = [value for value in values if value is not None]
-    return f"{100 * fmean(known):.1f}" if known else ""
-
-
-def _whole(values: Iterable[float | None]) -> str:
-    """Return the mean of those that there are, as a whole number; empty where there is none."""
-    known = [value for value in values if value is not None]
-    return f"{fmean(known):.0f}" if known else ""
-
-
-def _figure(values: Iterable[float | None]) -> str:
-    """Return the mean of those that there are, in three digits; empty where there is none."""
-    known = [value for value in values if value is not None]
-    return f"{fmean(known):.3g}" if known else ""
 
 
 def as_markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

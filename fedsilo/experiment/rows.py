@@ -7,16 +7,15 @@ says which may be which, and of files' prompts the order of their hashes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedsilo.demo import digit_tasks
 from fedsilo.demo.data import (
-    DigitSet,
     Lengths,
     Row,
+    Rows,
     make_digit_set,
     make_topic_set,
     mean_total_variation,
@@ -33,18 +32,6 @@ Rates = Callable[[Sequence[Row]], Sequence[float]]  # share of right answers of 
 CLASSES_OF_RATE = 4  # a pool is cut into so many classes of equal size, from the hardest prompts to the easiest
 
 
-@dataclass(frozen=True)
-class Rows:
-    """private: by silo. total_variation: of the silos' topics, their mean distance to all silos' together."""
-
-    private: dict[str, list[Row]]
-    public: list[Row]
-    held_out: list[Row]
-    tuning: list[Row]
-    total_variation: float
-    lengths: Lengths
-
-
 def rows_of(setting: Setting, seed: int, rates: Rates) -> Rows:
     """Return the rows of a seed.
 
@@ -59,8 +46,7 @@ def rows_of(setting: Setting, seed: int, rates: Rates) -> Rows:
     """
     if setting.data is not None:
         return _rows_of_files(setting, setting.data, seed, rates)
-    made = _digit_rows(setting, seed, rates)
-    return Rows(made.private, made.public, made.held_out, made.tuning, made.total_variation, lengths_of(setting))
+    return _digit_rows(setting, seed, rates)
 
 
 def verifier_of(setting: Setting) -> str:
@@ -70,7 +56,7 @@ def verifier_of(setting: Setting) -> str:
     return "exact" if setting.questions == "one-step" else "final"
 
 
-def _digit_rows(setting: Setting, seed: int, rates: Rates) -> DigitSet:
+def _digit_rows(setting: Setting, seed: int, rates: Rates) -> Rows:
     assert setting.questions != "files"  # noqa: S101  # the setting says so
     topics = digit_tasks.topics_of(setting.questions)
     if setting.split == "one-topic":
@@ -185,5 +171,4 @@ def _rows_of_files(setting: Setting, data: Data, seed: int, rates: Rates) -> Row
         held_out=held_out,
         tuning=tuning,
         total_variation=mean_total_variation(labels, parts),
-        lengths=lengths_of(setting),
     )

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from fedsilo.demo import digit_tasks
-from fedsilo.demo.data import examples_folder, mean_total_variation, split_dirichlet_per_class
+from fedsilo.demo.data import Rows, examples_folder, mean_total_variation, split_dirichlet_per_class
 from fedsilo.experiment.design import Setting, read_experiment, require_files
 from fedsilo.experiment.perform import model_of
 from fedsilo.experiment.rates import success_rates
-from fedsilo.experiment.rows import Rows, classes_of_rate, rows_of
+from fedsilo.experiment.rows import classes_of_rate, lengths_of, rows_of
 from fedsilo.grading import grade
 from fedsilo.protocol.errors import NotFoundError, UsageError
 from fedsilo.protocol.randomness import generator, seed_of
@@ -64,7 +64,7 @@ def test_questions_of_three_steps_show_their_work() -> None:
     assert grade("final", f"{one}-{two}-{third.apply(two)}", row["answer"]).correct
     assert not grade("final", f"{one}-{two}", row["answer"]).correct or two == row["answer"]
     assert row["prompt"] == f"{first.letter}{second.letter}{third.letter}{digits}="
-    assert made.lengths.max_new_tokens > len(f"{one}-{two}-{two}")
+    assert lengths_of(setting(questions="three-step")).max_new_tokens > len(f"{one}-{two}-{two}")
 
 
 # ---- partitions ----------------------------------------------------------------------------------------------------
