@@ -50,7 +50,7 @@ from torch import Tensor
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.randomness import generator, private_seed_of
-from silo.trainer.adapters import TrainedState
+from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.decoder import Decoder, Factors, Projection, Stream, low_rank_linear, stream_of, token_logp
 from silo.trainer.rollout.engine import PromptSource, Question, Rollout
 from silo.trainer.scale_out import Processes
@@ -568,31 +568,22 @@ class Probe:
         rounds_once: whether the engine rounds a layer and its factors together, as the trainer does.
     """
 
-    def __init__(self, adapter: TrainedState, temperature: float, *, rounds_once: bool = True) -> None:
+    def __init__(self, adapter: LoraAdapter, temperature: float, *, rounds_once: bool = True) -> None:
         self._adapter = adapter
         self._temperature = temperature
         self._rounds_once = rounds_once
         self._exact = ExactDecoder(adapter.decoder)
 
-    def answers(
-        self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], others: Mapping[str, Mapping[str, Tensor] | None]
-    ) -> list[AnswerFigures]:
-        """Return figures of the answers in the order of `rows`, one at least.
-
-        Args:
-            prompts: of the step.
-            rows: the answers to look at.
-            others: by name, factors by wire name that stand in the live ones' place; None where there are none.
-
-        Raises:
-            OperationError: the engine reported no log-probabilities, or some that are not finite.
-        """
-        return answer_figures(self.passes(prompts, rows, others), reported_by(rows))
-
     def passes(
         self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], others: Mapping[str, Mapping[str, Tensor] | None]
     ) -> dict[str, Numbers]:
-        """Log-probabilities of all rows' tokens, [M] each: fields of `AnswerFigures`, and others by name."""
+        """Log-probabilities of all rows' tokens, [M] each: fields of `AnswerFigures`, and others by name.
+
+        Args:
+            prompts: of the step.
+            rows: the answers to look at, one at least.
+            others: by name, factors by wire name that stand in the live ones' place; None where there are none.
+        """
         stream = self._stream(prompts, rows)
         logps = {"exact": self._exact.logp(stream, self._temperature)}
         logps[BASE] = self._exact.logp(stream, self._temperature, base_only=True)
@@ -653,7 +644,7 @@ class AgreementWatch:
 
     def __init__(
         self,
-        adapter: TrainedState,
+        adapter: LoraAdapter,
         temperature: float,
         draw: Draw,
         limits: Limits,

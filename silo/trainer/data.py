@@ -25,7 +25,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from fedsilo.files.extras import need
 from fedsilo.files.model_folder import ending_ids, vocabulary_rows
@@ -41,6 +43,32 @@ from policies.screens.overlap import OverlapIndex, build_index
 _OF_TEMPLATES = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError, MemoryError,
 )  # fmt: skip
+
+
+T = TypeVar("T")
+
+
+def _bytes_of(value: object) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError("not a hexadecimal text")
+    return bytes.fromhex(value)
+
+
+Hex = Annotated[bytes, BeforeValidator(_bytes_of)]
+
+
+def read_fields(kind: type[T], fields: object, what: str) -> T:
+    """Read a message of the guard, as JSON brought it, into its dataclass.
+
+    Raises:
+        UsageError: a field is missing or of another type; no value is shown, since some are secret.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(fields)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+    raise UsageError(f"{what} lacks or misstates {place!r}: {first['msg']}")
 
 
 class TextCodec:
@@ -283,25 +311,10 @@ _PREFIX, _SUFFIX = "overlap-", ".index"
 class IndexSettings:
     """Settings of the overlap index that the guard asks for. background: leave out n-grams of the public set."""
 
-    key: bytes = field(repr=False)
+    key: Hex = field(repr=False)
     n: int
     false_positive_rate: float
     background: bool
-
-
-def settings_from(fields: Any) -> IndexSettings | None:
-    """`screen_index` of the configure message; None where no index is wanted. Raises UsageError."""
-    if fields is None:
-        return None
-    try:
-        return IndexSettings(
-            key=bytes.fromhex(fields["key"]),
-            n=int(fields["n"]),
-            false_positive_rate=float(fields["false_positive_rate"]),
-            background=bool(fields["background"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the trainer's configuration misstates screen_index: {error}") from error
 
 
 def provide_index(
@@ -398,25 +411,6 @@ class PreviewRequest:
     show: int
 
 
-def request_from(fields: dict[str, Any]) -> PreviewRequest:
-    """Read a request. Raises UsageError: a field is missing or of another type."""
-    try:
-        template = fields["template"]
-        return PreviewRequest(
-            model=Path(fields["model"]),
-            template=None if template is None else str(template),
-            private=tuple(Path(path) for path in fields["private"]),
-            fields=FieldNames(**fields["fields"]),
-            verifier=str(fields["verifier"]),
-            public=Path(fields["public"]),
-            held_out=Path(fields["held_out"]),
-            max_prompt_tokens=int(fields["max_prompt_tokens"]),
-            show=int(fields["show"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the request for a preview lacks or misstates {error}") from error
-
-
 def preview(request: PreviewRequest) -> dict[str, Any]:
     """{"sets": {name: {"rows", "prompt_tokens": [quantiles], "answer_tokens": [...], "overlong", "topics": {topic:
     rows}, "ended", "alike", "without_text"}}, "prompts": [{"id", "file", "line", "tokens", "text"}]}, sets by name:
@@ -503,7 +497,7 @@ def main() -> int:
         need("torch", "transformers")
         sys.modules["torch"] = None  # type: ignore[assignment]
         os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would complain that torch is not there
-        answer = preview(request_from(json.load(sys.stdin)))
+        answer = preview(read_fields(PreviewRequest, json.load(sys.stdin), "the request for a preview"))
     except FedSiloError as error:
         answer = {"error": {"message": error.message, "hint": error.hint, "code": error.code}}
     json.dump(answer, sys.stdout)

@@ -32,11 +32,12 @@ from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.plan import Objective, Plan
 from silo.budgets import SCORES_MAX
-from silo.trainer.adapters import TrainedState
+from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.decoder import Padding, Stream, stream_of, token_logp
 from silo.trainer.scale_out import BAD_TASK, Processes, dealt
 
 T = TypeVar("T")
+_Snapshot = tuple[list[Tensor], dict[str, Any]]
 
 # Rewards closer together than this are one value: the group carries no signal.
 ZERO_VARIANCE_RANGE = 1e-12
@@ -386,12 +387,6 @@ class _Part:
     logp_reference: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class _Snapshot:
-    factors: list[Tensor]
-    optimiser: dict[str, Any]
-
-
 class Learner:
     """The optimiser of one run and the update it makes.
 
@@ -409,7 +404,7 @@ class Learner:
 
     def __init__(
         self,
-        adapter: TrainedState,
+        adapter: LoraAdapter,
         plan: Plan,
         *,
         microbatch_tokens: int,
@@ -514,16 +509,18 @@ class Learner:
             self._backward(part, figures, first=first)
 
     def _snapshot(self) -> _Snapshot:
-        """Copies to go back to. They are made first: where memory does not suffice, going back takes none."""
+        """Copies of factors and optimiser to go back to. They are made first: where memory does not suffice, going back
+        takes none."""
         factors = [parameter.detach().clone() for parameter in self._adapter.parameters]
-        return _Snapshot(factors, copy.deepcopy(self._optimiser.state_dict()))
+        return factors, copy.deepcopy(self._optimiser.state_dict())
 
     def _restore(self, before: _Snapshot) -> None:
+        factors, optimiser = before
         self._optimiser.zero_grad(set_to_none=True)
         with torch.no_grad():
-            for parameter, value in zip(self._adapter.parameters, before.factors, strict=True):
+            for parameter, value in zip(self._adapter.parameters, factors, strict=True):
                 parameter.copy_(value)
-        self._optimiser.load_state_dict(before.optimiser)
+        self._optimiser.load_state_dict(optimiser)
 
     def state(self) -> dict[str, Tensor]:
         """The optimiser's moments and counts: copies on the CPU, as `optimiser.KIND.NAME`; none before a step."""

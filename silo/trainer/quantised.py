@@ -9,8 +9,9 @@ the forward and once in the backward pass, so nothing runs faster than in bf16: 
 inside the layers are quantised; embedding, head, norms and biases stay in bfloat16. Sampling and training read the same
 stored weights, so they agree as they do in bf16. Plain torch, on the CPU as on a GPU.
 
-What it costs in quality is not bounded here beyond each number's rounding: `error_bound`. What fp8 does not do: clip
-outliers or scale by column; what nf4 does not: store any number but zero and a block's largest exactly.
+What it costs in quality is not bounded beyond each number's rounding (tests/algorithms/test_quantised.py). What fp8
+does not do: clip outliers or scale by column; what nf4 does not: store any number but zero and a block's largest
+exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -138,18 +138,6 @@ def quantise(weight: Tensor, load: Load) -> QuantisedWeight:
     code = torch.bucketize(inside, (levels[1:] + levels[:-1]) / 2).to(torch.uint8).view(rows, -1, 2)
     numbers = (code[..., 0] << 4) | code[..., 1]
     return QuantisedWeight(load, numbers, scales, (rows, columns), weight.dtype)
-
-
-def error_bound(weight: QuantisedWeight) -> Tensor:
-    """Most by which a stored number can be off, [M, D] float32, before it is rounded to bfloat16.
-
-    nf4: half the widest gap between two levels, times the block's scale. fp8: half a unit in the last place of the
-    stored number, 2^-4 of it, and 2^-10 of the scale below the smallest normal number 2^-6.
-    """
-    if weight.load == "fp8":
-        return torch.maximum(weight.whole(torch.float32).abs() * 2.0**-4, weight.scales * 2.0**-10)
-    gap = max(after - before for before, after in pairwise(NF4_LEVELS))
-    return (weight.scales * gap / 2).repeat_interleave(BLOCK, dim=1)[:, : weight.shape[1]]
 
 
 def side_by_side(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:

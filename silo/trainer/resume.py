@@ -40,7 +40,7 @@ from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, OperationError
 from fedsilo.protocol.methods import TASKS
 from silo.link import LinkMessage
-from silo.trainer.adapters import TrainedState
+from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.agreement import PREFIX
 from silo.trainer.data import PromptSet
 from silo.trainer.grpo import Answer
@@ -142,7 +142,7 @@ def restore(run: Run, state: SessionState) -> None:
     run.base_digest, run.open_step, run.donors_trained, run.position = base_digest, opened, donors_trained, position
 
 
-def surroundings(adapter: TrainedState, processes: int) -> dict[str, Any]:
+def surroundings(adapter: LoraAdapter, processes: int) -> dict[str, Any]:
     """Return the versions and devices on which equal bits depend, besides the state itself."""
     weight = adapter.decoder.embedding
     return {
@@ -155,7 +155,7 @@ def surroundings(adapter: TrainedState, processes: int) -> dict[str, Any]:
     }
 
 
-def same_surroundings(state: SessionState, adapter: TrainedState, processes: int) -> bool:
+def same_surroundings(state: SessionState, adapter: LoraAdapter, processes: int) -> bool:
     """Return whether what follows has the bits of an undisturbed run, and not only its values to rounding."""
     return bool(state.facts.get("surroundings") == surroundings(adapter, processes))
 
@@ -199,15 +199,19 @@ class StateFile:
     Args:
         scratch: the trainer's own folder.
         site_secret: keys the file; another site's, or a changed one, is refused.
+        group: the processes that train together, of which process 0 writes, and all go on from what it reads.
     """
 
-    def __init__(self, scratch: Path, site_secret: bytes) -> None:
+    def __init__(self, scratch: Path, site_secret: bytes, group: Processes | None = None) -> None:
         self.path = scratch / FOLDER / FILE
-        self.is_written_here = True
+        self.is_written_here = group is None or group.rank == 0  # the others need not so much as make the copies
+        self._group = group
         self._key = hmac.new(site_secret, b"fedsilo session state", hashlib.sha256).digest()
 
     def save(self, state: SessionState) -> None:
         """Write the state. Raises OperationError, UsageError: it cannot be written; the earlier file stays."""
+        if not self.is_written_here:
+            return
         make_private_directory(self.path.parent)
         content = content_of(state)
         write_durably(self.path, content, mode=0o600, tail=hmac.digest(self._key, content, "sha256"))
@@ -220,7 +224,21 @@ class StateFile:
 
     def read(self) -> bytes | None:
         """Return the file's bytes; None: there is none. Raises NotAllowedError: others may read or write it, or it is
-        no plain file."""
+        no plain file. Of several processes all raise StateRefused."""
+        if self._group is None:
+            return self._read()
+        data, trouble = None, ""
+        if self.is_written_here:
+            try:
+                data = self._read()
+            except FedSiloError as error:
+                trouble = error.message
+        there, trouble = self._group.gather([data is not None, trouble])[0]
+        if trouble:
+            raise StateRefused(trouble)
+        return self._group.broadcast(data or b"") if there else None
+
+    def _read(self) -> bytes | None:
         try:
             return read_private(self.path)
         except NotFoundError:
@@ -228,7 +246,7 @@ class StateFile:
 
     def discard(self) -> None:
         """Remove the file. Raises OperationError."""
-        if self.path.parent.is_dir():
+        if self.is_written_here and self.path.parent.is_dir():
             remove_durably(self.path)
 
 
@@ -267,35 +285,6 @@ def from_bytes(data: bytes, key: bytes) -> SessionState:
     except (KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise StateRefused(f"the kept state cannot be read: {str(error)[:200]}") from error
     return SessionState(facts, tensors, answered)
-
-
-class SharedStateFile(StateFile):
-    """Process 0's file; the others go on from what it read."""
-
-    def __init__(self, file: StateFile, group: Processes) -> None:
-        self.__dict__.update(file.__dict__)
-        self._group = group
-        self.is_written_here = group.rank == 0  # the others need not so much as make the copies
-
-    def save(self, state: SessionState) -> None:
-        if self._group.rank == 0:
-            super().save(state)
-
-    def discard(self) -> None:
-        if self._group.rank == 0:
-            super().discard()
-
-    def read(self) -> bytes | None:
-        data, trouble = None, ""
-        if self._group.rank == 0:
-            try:
-                data = super().read()
-            except FedSiloError as error:
-                trouble = error.message
-        there, trouble = self._group.gather([data is not None, trouble])[0]
-        if trouble:
-            raise StateRefused(trouble)
-        return self._group.broadcast(data or b"") if there else None
 
 
 class Resumable(Protocol):
@@ -363,7 +352,4 @@ def state_store(
 ) -> StateStore | None:
     """Return the state kept in a scratch folder; None without one: then nothing is kept, and a killed trainer starts
     the round over."""
-    if scratch is None:
-        return None
-    file = StateFile(scratch, site_secret)
-    return StateStore(session, file if group is None else SharedStateFile(file, group))
+    return None if scratch is None else StateStore(session, StateFile(scratch, site_secret, group))

@@ -19,8 +19,7 @@ from fedsilo.protocol.methods import require_donor_logp
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import TrainerTask
 from silo.reusable_buffer import ReusableBuffer
-from silo.trainer.adapters import TrainedState, state_for
-from silo.trainer.adapters.lora import LoraShape
+from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.agreement import AgreementWatch, keyed_draw
 from silo.trainer.data import Grader, Mark, PromptSet, encode_prompts, mark_of, split_holdout
 from silo.trainer.grpo import Learner
@@ -87,11 +86,11 @@ class Session:
                 f"max_prompt_tokens {limit} + max_new_tokens {plan.rollout.max_new_tokens} exceed the model's "
                 f"context of {context}"
             )
-        self._run = self._run_of(plan, state_for(material.model, shape), private, public, held_out)
+        self._run = self._run_of(plan, LoraAdapter(material.model, shape), private, public, held_out)
         return {"private": private.overlong, "public": public.overlong, "held_out": held_out.overlong}
 
     def _run_of(
-        self, plan: Plan, adapter: TrainedState, private: PromptSet, public: PromptSet, held_out: PromptSet
+        self, plan: Plan, adapter: LoraAdapter, private: PromptSet, public: PromptSet, held_out: PromptSet
     ) -> Run:
         """Put together what the run's tasks work on."""
         material, group, servers = self._material, self._group, self._material.rollout
@@ -143,7 +142,7 @@ class Session:
             processes=1 if group is None else group.size,
         )
 
-    def _engine(self, adapter: TrainedState) -> RolloutEngine:
+    def _engine(self, adapter: LoraAdapter) -> RolloutEngine:
         material, stop_ids = self._material, self._material.codec.stop_ids
         if material.rollout is not None:
             return VllmEngine(
@@ -152,18 +151,20 @@ class Session:
         return EmbeddedEngine(adapter.decoder, stop_ids=stop_ids, cache_bytes=material.cache_bytes, name=adapter.name)
 
     @property
+    def _begun(self) -> Run:
+        if self._run is None:
+            raise UsageError("no run has begun in this trainer", code=BAD_TASK)
+        return self._run
+
+    @property
     def private_prompts(self) -> int:
         """Return how many private prompts the run can use; their numbers are 0 to one less. Raises UsageError: no
         run."""
-        if self._run is None:
-            raise UsageError("no run has begun in this trainer")
-        return len(self._run.private.by_row)
+        return len(self._begun.private.by_row)
 
     def values(self) -> dict[str, Array]:
         """Return what the run trains, by wire name, as it is now. Raises UsageError: no run has begun."""
-        if self._run is None:
-            raise UsageError("no run has begun in this trainer")
-        return self._run.adapter.values()
+        return self._begun.adapter.values()
 
     def logp_of(self, round_number: int, step: int, row: int, position: int) -> tuple[float, ...]:
         """Return the log-probabilities of an answer that this session offered, as it sampled them; empty where it
@@ -186,9 +187,7 @@ class Session:
             OperationError: the task does not fit what was done before, or the update was not finite.
             PeerError: the adapter does not fit the schema.
         """
-        run, carry_out = self._run, CARRIED_OUT.get(type(task))
-        if run is None:
-            raise UsageError("no run has begun in this trainer", code=BAD_TASK)
+        run, carry_out = self._begun, CARRIED_OUT.get(type(task))
         if carry_out is None:
             raise OperationError(f"there is no task {task.name}", code=BAD_TASK)
         started = self._seconds()
@@ -204,9 +203,7 @@ class Session:
 
     def state(self) -> SessionState:
         """Return the run's state after its last finished task. Raises OperationError: nothing is loaded yet."""
-        if self._run is None:
-            raise UsageError("no run has begun in this trainer")
-        return state_of(self._run)
+        return state_of(self._begun)
 
     def restore(self, state: SessionState) -> bool:
         """Go on from a state, after `begin_run` and in place of what was done until then.
@@ -217,10 +214,8 @@ class Session:
         Raises:
             StateRefused: it is of another run, site or data; nothing was changed, and the round is to be started over.
         """
-        if self._run is None:
-            raise UsageError("no run has begun in this trainer")
-        restore(self._run, state)
-        return same_surroundings(state, self._run.adapter, self._run.processes)
+        restore(self._begun, state)
+        return same_surroundings(state, self._begun.adapter, self._begun.processes)
 
 
 def _with_shared_graders(material: Material, group: Processes) -> Material:

@@ -39,8 +39,8 @@ from fedsilo.protocol.plan import plan_from_canonical
 from fedsilo.protocol.tasks import TrainerTask
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.link import OFFLINE, Link, LinkClosed, LinkMessage, LinkRefused, LinkSecurity, MessageLink, dial
-from silo.trainer.data import IndexSettings, provide_index, settings_from
-from silo.trainer.rollout.engine import RolloutPlace, place_from
+from silo.trainer.data import Hex, IndexSettings, provide_index, read_fields
+from silo.trainer.rollout.engine import RolloutPlace
 from silo.trainer.scale_out import (
     OUT_OF_MEMORY,
     Follower,
@@ -160,25 +160,38 @@ def is_grading_command(arguments: tuple[object, ...]) -> bool:
 
 
 @dataclass(frozen=True)
+class ModelPlace:
+    """The base model's folder, and the number format that it is loaded in."""
+
+    path: Path
+    load: str
+
+
+@dataclass(frozen=True)
+class TaskPlace:
+    """A task file, and the verifier of its answers."""
+
+    path: Path
+    verifier: str
+
+
+@dataclass(frozen=True)
 class Configuration:
     """The `configure` message. Paths are as the trainer sees them inside its sandbox."""
 
     silo: str
-    model_path: Path
-    load: str
+    model: ModelPlace
     private: tuple[Path, ...]
     verifier: str
-    public_path: Path
-    public_verifier: str
-    held_out_path: Path
-    held_out_verifier: str
-    site_secret: bytes = field(repr=False)
-    threads: int
-    microbatch_tokens: int
-    cache_bytes: int
-    checkpointing: bool
-    shard_base: bool
-    scratch: Path | None
+    public: TaskPlace
+    held_out: TaskPlace
+    site_secret: Hex = field(repr=False)
+    threads: int = 1
+    microbatch_tokens: int = MICROBATCH_TOKENS
+    cache_bytes: int = CACHE_BYTES
+    checkpointing: bool = False
+    shard_base: bool = False
+    scratch: str = ""  # empty: an external trainer names its own
     holdout_share: float = 0.0
     fields: FieldNames = STANDARD
     template: str | None = None  # as in `TextCodec`
@@ -186,39 +199,6 @@ class Configuration:
     own_verifiers_sha256: str | None = None  # as the guard finds them; None: not compared
     rollout: RolloutPlace | None = None  # None: the embedded engine
     agreement: dict[str, float] = field(default_factory=dict)  # of the engine with the trainer; empty: the defaults
-
-
-def configuration_from(fields: dict[str, Any]) -> Configuration:
-    """Read a `configure` message. Raises UsageError: a field is missing or of another type."""
-    try:
-        scratch = fields.get("scratch")
-        return Configuration(
-            silo=str(fields["silo"]),
-            model_path=Path(fields["model"]["path"]),
-            load=str(fields["model"]["load"]),
-            private=tuple(Path(path) for path in fields["private"]),
-            verifier=str(fields["verifier"]),
-            public_path=Path(fields["public"]["path"]),
-            public_verifier=str(fields["public"]["verifier"]),
-            held_out_path=Path(fields["held_out"]["path"]),
-            held_out_verifier=str(fields["held_out"]["verifier"]),
-            site_secret=bytes.fromhex(fields["site_secret"]),
-            threads=int(fields.get("threads") or 1),
-            microbatch_tokens=int(fields.get("microbatch_tokens") or MICROBATCH_TOKENS),
-            cache_bytes=int(fields.get("cache_bytes") or CACHE_BYTES),
-            checkpointing=bool(fields.get("checkpointing")),
-            shard_base=bool(fields.get("shard_base")),
-            scratch=Path(scratch) if scratch else None,
-            holdout_share=float(fields.get("holdout_share") or 0.0),
-            fields=FieldNames(**fields.get("fields", {})),
-            template=fields.get("template"),
-            screen_index=settings_from(fields.get("screen_index")),
-            own_verifiers_sha256=fields.get("own_verifiers_sha256"),
-            rollout=place_from(fields.get("rollout")),
-            agreement={str(name): float(value) for name, value in dict(fields.get("agreement") or {}).items()},
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the trainer's configuration lacks or misstates {error}") from error
 
 
 if TYPE_CHECKING:
@@ -357,7 +337,9 @@ class Worker:
             match message.type:
                 case "configure":
                     with _everything_stays():
-                        return self._configure(configuration_from(message.fields))
+                        return self._configure(
+                            read_fields(Configuration, message.fields, "the trainer's configuration")
+                        )
                 case "probe":
                     return self._probe(message.fields)
                 case "plan":
@@ -394,7 +376,8 @@ class Worker:
         verify_hub_offline(sys.modules)
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        verifiers = {configuration.verifier, configuration.public_verifier, configuration.held_out_verifier}
+        public_place, held_out_place = configuration.public, configuration.held_out
+        verifiers = {configuration.verifier, public_place.verifier, held_out_place.verifier}
         own, expected = own_verifiers_sha256(verifiers), configuration.own_verifiers_sha256
         if expected not in (None, own):
             raise UsageError(
@@ -406,20 +389,20 @@ class Worker:
         with full_check(configuration.verifier) as is_readable:
             files = read_usable(configuration.private, is_readable, configuration.fields)
         private = [task for file in files for task in file.rows]
-        public = read_tasks(configuration.public_path, PUBLIC)
-        held_out = read_tasks(configuration.held_out_path)
+        public = read_tasks(public_place.path, PUBLIC)
+        held_out = read_tasks(held_out_place.path)
         found_twice = [each.words(ids=False) for each in find_repeated(files, public, held_out)]
-        model = load_model(configuration.model_path, configuration.load)
+        model = load_model(configuration.model.path, configuration.model.load)
         material = Material(
             silo=configuration.silo,
             model=model,
-            codec=load_codec(configuration.model_path, configuration.template),
+            codec=load_codec(configuration.model.path, configuration.template),
             private=private,
             public=public.rows,
             held_out=held_out.rows,
             private_grader=graders[configuration.verifier],
-            public_grader=graders[configuration.public_verifier],
-            held_out_grader=graders[configuration.held_out_verifier],
+            public_grader=graders[public_place.verifier],
+            held_out_grader=graders[held_out_place.verifier],
             site_secret=configuration.site_secret,
             microbatch_tokens=configuration.microbatch_tokens,
             cache_bytes=configuration.cache_bytes,
@@ -428,11 +411,12 @@ class Worker:
             checkpointing=configuration.checkpointing,
             holdout_share=configuration.holdout_share,
         )
+        scratch = Path(configuration.scratch) if configuration.scratch else self._scratch
         group = self._group()
         self._session = session = Session(
             material, on_phase=self._report_phase, group=group, shard_base=configuration.shard_base
         )
-        self._kept = state_store(session, configuration.scratch or self._scratch, configuration.site_secret, group)
+        self._kept = state_store(session, scratch, configuration.site_secret, group)
         if self._refusals is not None:
             if (place := configuration.rollout) is not None:
                 self._refusals.allow(place.private, place.public)
@@ -449,7 +433,7 @@ class Worker:
                     configuration.screen_index if group is None or group.rank == 0 else None,
                     private,
                     public.rows,
-                    configuration.scratch or self._scratch,
+                    scratch,
                 ),
                 "held_out_rows": len(held_out.rows),
                 "dropped": dict(sum((Counter(file.reasons) for file in files), Counter())),

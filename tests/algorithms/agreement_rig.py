@@ -154,7 +154,8 @@ class Rig:
         start = dict(zip(names, self.history[0], strict=True))
         previous = dict(zip(names, self.history[at - 1], strict=True)) if at else None
         others = {agreement.PREVIOUS: previous, agreement.START: start}
-        return self.probe.answers([each.prompt_ids for each in questions], rows, others)
+        passes = self.probe.passes([each.prompt_ids for each in questions], rows, others)
+        return agreement.answer_figures(passes, agreement.reported_by(rows))
 
     def watch(self, limits: Limits) -> AgreementWatch:
         return AgreementWatch(self.trainer, TEMPERATURE, self.draw, limits)

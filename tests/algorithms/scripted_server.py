@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.rollout.engine import Question, RolloutPlace, place_from
+from silo.trainer.rollout.engine import Question, RolloutPlace
 from silo.trainer.rollout.vllm_server import VllmEngine
 from tests.algorithms import tiny
 
@@ -114,9 +114,7 @@ def place_of(server: Scripted, public: Scripted | None = None, **changes: Any) -
     folder = server.socket.parent / "adapters"
     folder.mkdir(exist_ok=True)
     fields = {"private": server.socket, "public": (public or server).socket, "adapters": folder, "sleep": False}
-    found = place_from({**fields, "timeout_seconds": 20.0, **changes})
-    assert found is not None
-    return found
+    return RolloutPlace(**{**fields, "timeout_seconds": 20.0, **changes})
 
 
 def engine_of(server: Scripted, adapter: LoraAdapter, public: Scripted | None = None, **changes: Any) -> VllmEngine:

@@ -12,7 +12,7 @@ from fedsilo.files.task_files import STANDARD, Task, TaskFile
 from fedsilo.protocol.errors import UsageError
 from silo.config import SiloConfig, load_config
 from silo.guard import checks
-from silo.trainer.data import PROMPT_CHARACTERS_MAX, preview, quantiles, request_from, spread
+from silo.trainer.data import PROMPT_CHARACTERS_MAX, PreviewRequest, preview, quantiles, read_fields, spread
 from tests.algorithms.tiny import make_model, make_tokenizer
 
 pytestmark = pytest.mark.torch
@@ -45,8 +45,12 @@ def request(folder: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
+def asked(fields: dict[str, Any]) -> PreviewRequest:
+    return read_fields(PreviewRequest, fields, "the request")
+
+
 def test_lengths_are_counted_with_the_template_and_the_tokenizer(tmp_path: Path) -> None:
-    found = preview(request_from(request(tmp_path)))
+    found = preview(asked(request(tmp_path)))
     private = found["sets"]["private"]
     assert private["prompt_tokens"] == [2, 17, 29, 31, 31]  # a character is a token, and = is one more
     assert private["answer_tokens"] == [3] * 5  # two digits and the end
@@ -56,12 +60,12 @@ def test_lengths_are_counted_with_the_template_and_the_tokenizer(tmp_path: Path)
     assert [(each["tokens"], each["text"]) for each in found["prompts"]] == [
         (length + 1, "1" * length + "=") for length in (1, 10, 19)
     ]
-    assert preview(request_from(request(tmp_path, show=0)))["prompts"] == []
+    assert preview(asked(request(tmp_path, show=0)))["prompts"] == []
 
 
 def test_a_long_prompt_is_cut_where_it_is_shown(tmp_path: Path) -> None:
     long = write(tmp_path / "long.jsonl", ["1" * (PROMPT_CHARACTERS_MAX + 50)])
-    (shown,) = preview(request_from(request(tmp_path, private=[long], max_prompt_tokens=10_000)))["prompts"]
+    (shown,) = preview(asked(request(tmp_path, private=[long], max_prompt_tokens=10_000)))["prompts"]
     assert shown["tokens"] == PROMPT_CHARACTERS_MAX + 51 and shown["text"] == "1" * PROMPT_CHARACTERS_MAX
 
 
@@ -81,16 +85,16 @@ def after_each(folder: Path, *around: str) -> None:
 def test_M2_prompts_that_end_with_the_end_of_an_answer_are_counted_and_shown_with_it(tmp_path: Path) -> None:
     fields = request(tmp_path, template="")
     after_each(tmp_path / "model", "$A", "<end>")
-    found = preview(request_from(fields))
+    found = preview(asked(fields))
     assert [each["ended"] for each in found["sets"].values()] == [30, 1, 2]
     assert found["prompts"][0]["text"] == "1<end>"
     # at its beginning it ends nothing, and a template does not get what the tokenizer adds
     after_each(tmp_path / "model", "<end>", "$A")
-    found = preview(request_from(fields))
+    found = preview(asked(fields))
     assert found["sets"]["private"]["ended"] == 0 and found["prompts"][0]["text"] == "<end>1"
-    closed = request_from(request(tmp_path, template="{{ messages[0]['content'] }}<end>"))
+    closed = asked(request(tmp_path, template="{{ messages[0]['content'] }}<end>"))
     assert preview(closed)["sets"]["private"]["ended"] == 30
-    assert preview(request_from(request(tmp_path)))["sets"]["private"]["ended"] == 0
+    assert preview(asked(request(tmp_path)))["sets"]["private"]["ended"] == 0
 
 
 PARTS = "{% for p in messages[0]['content'] %}{{ p['text'] }}{% endfor %}"
@@ -99,15 +103,15 @@ PARTS = "{% for p in messages[0]['content'] %}{{ p['text'] }}{% endfor %}"
 @pytest.mark.parametrize("template", [PARTS, "a=", "{{ messages[1] }}=", "{{ messages[0]['contents'] }}="])
 def test_M3_a_template_that_drops_the_prompt_is_refused(tmp_path: Path, template: str) -> None:
     with pytest.raises(UsageError) as raised:
-        preview(request_from(request(tmp_path, template=template)))
+        preview(asked(request(tmp_path, template=template)))
     assert raised.value.code == "TEMPLATE_DROPS_PROMPT"
-    preview(request_from(request(tmp_path)))
+    preview(asked(request(tmp_path)))
 
 
 def test_M3_a_template_that_drops_a_part_is_told(tmp_path: Path) -> None:
-    found = preview(request_from(request(tmp_path, template="{{ messages[0]['content'][:3] }}=")))["sets"]["private"]
+    found = preview(asked(request(tmp_path, template="{{ messages[0]['content'][:3] }}=")))["sets"]["private"]
     assert (found["without_text"], found["alike"]) == (27, 27)
-    found = preview(request_from(request(tmp_path)))["sets"]["private"]
+    found = preview(asked(request(tmp_path)))["sets"]["private"]
     assert (found["without_text"], found["alike"]) == (0, 0)
 
 
@@ -125,14 +129,14 @@ def test_M3_a_template_that_drops_a_part_is_told(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_M4_whatever_a_template_raises_is_the_templates_fault(tmp_path: Path, template: str, kind: str) -> None:
     with pytest.raises(UsageError, match=f"the chat template cannot be rendered.*: {kind}"):
-        preview(request_from(request(tmp_path, template=template)))
+        preview(asked(request(tmp_path, template=template)))
 
 
 def test_a_request_that_lacks_something_is_refused(tmp_path: Path) -> None:
     fields = request(tmp_path)
     del fields["verifier"]
     with pytest.raises(UsageError, match="'verifier'"):
-        request_from(fields)
+        asked(fields)
 
 
 def test_quantiles_and_spread_of_few() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -26,7 +27,7 @@ from silo.trainer.quantised import (
     NF4_LEVELS,
     Load,
     QuantisedLinear,
-    error_bound,
+    QuantisedWeight,
     load_quantised,
     quantise,
     side_by_side,
@@ -90,6 +91,15 @@ def slow_fp8(weight: torch.Tensor) -> np.ndarray[Any, Any]:
         for place, each in enumerate(numbers):
             found[row, place] = min(values, key=lambda value: abs(value * scale - each)) * scale
     return found
+
+
+def error_bound(weight: QuantisedWeight) -> torch.Tensor:
+    """Most by which a stored number can be off, [M, D]: nf4: half the widest gap between two levels, times the block's
+    scale; fp8: half a unit in the last place, 2^-4 of the number, and 2^-10 of the scale below the smallest normal."""
+    if weight.load == "fp8":
+        return torch.maximum(weight.whole(torch.float32).abs() * 2.0**-4, weight.scales * 2.0**-10)
+    gap = max(after - before for before, after in pairwise(NF4_LEVELS))
+    return (weight.scales * gap / 2).repeat_interleave(BLOCK, dim=1)[:, : weight.shape[1]]
 
 
 @pytest.mark.parametrize(("load", "slow"), [("nf4", slow_nf4), ("fp8", slow_fp8)])

@@ -16,7 +16,7 @@ from fedsilo.protocol.errors import OperationError
 from silo.budgets import CACHE_BYTES
 from silo.trainer.decoder import prefixes_of
 from silo.trainer.rollout import embedded
-from silo.trainer.rollout.embedded import EmbeddedEngine, pick_tokens
+from silo.trainer.rollout.embedded import EmbeddedEngine, draw_tokens
 from silo.trainer.rollout.engine import Question
 from tests.algorithms.tiny import make_adapter, peft_twin
 
@@ -106,11 +106,11 @@ def test_a_generator_gives_the_same_answer_beyond_one_block_of_numbers() -> None
 def test_inverse_cdf_gives_each_token_its_share_of_the_unit_interval() -> None:
     probabilities = torch.tensor([0.5, 0.0, 0.2, 0.3])
     uniforms = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
-    picked, sound = pick_tokens(probabilities.log().expand(1000, 4), uniforms, 1.0)
+    picked, sound, _ = draw_tokens(probabilities.log().expand(1000, 4), uniforms, 1.0)
     assert bool(sound.all())
     assert torch.bincount(picked, minlength=4).tolist() == [500, 0, 200, 300]
     edges = torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64)
-    assert pick_tokens(probabilities.log().expand(2, 4), edges, 1.0)[0].tolist() == [0, 3]
+    assert draw_tokens(probabilities.log().expand(2, 4), edges, 1.0)[0].tolist() == [0, 3]
 
 
 def test_greedy_and_sampled_answers_share_a_batch() -> None:
@@ -205,7 +205,7 @@ def test_sums_of_sums_pick_what_the_plain_cumulative_sum_picks(words: int) -> No
     cumulative = (logits / 0.7).softmax(-1).double().cumsum(-1)
     target = uniforms * cumulative[:, -1] * (1 - 2.0**-52)
     plain = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
-    picked, sound = pick_tokens(logits, uniforms, 0.7)
+    picked, sound, _ = draw_tokens(logits, uniforms, 0.7)
     assert bool(sound.all()) and torch.equal(picked, plain)
     assert bool((picked % 3 != 0).all())
 
@@ -220,7 +220,7 @@ def test_a_draw_on_the_edge_of_two_sums_picks_a_word_that_may_come() -> None:
     below = torch.nextafter(sums[:, :-1] / sums[:, -1:], torch.zeros((), dtype=torch.float64))  # [60, 7]
     for uniforms in (below, below + 2.0**-52):
         for block in range(7):
-            picked, sound = pick_tokens(logits, uniforms[:, block], 1.0)
+            picked, sound, _ = draw_tokens(logits, uniforms[:, block], 1.0)
             assert bool(sound.all()) and bool(logits.gather(1, picked.unsqueeze(1)).isfinite().all())
 
 

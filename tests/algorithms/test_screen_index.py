@@ -12,7 +12,7 @@ from policies.screens import Material, screen_texts
 from policies.screens.overlap import OverlapIndex
 from silo.guard.screens import Screens, index_key
 from silo.link import Link, LinkMessage
-from silo.trainer.data import IndexSettings, provide_index, settings_from
+from silo.trainer.data import IndexSettings, provide_index, read_fields
 from tests.algorithms.test_worker import configuration, folder, guard_end
 from tests.simulated.screening import PRIVATE, PUBLIC, policy
 
@@ -78,11 +78,11 @@ def test_without_a_folder_or_with_a_full_disk_it_says_why(tmp_path: Path) -> Non
 
 def test_settings_of_another_form_are_refused() -> None:
     good = {"key": KEY.hex(), "n": 8, "false_positive_rate": 1e-6, "background": True}
-    assert settings_from(good) == SETTINGS
-    assert settings_from(None) is None
-    for wrong in ({**good, "key": "zz"}, {key: good[key] for key in good if key != "n"}, {**good, "n": None}):
+    assert read_fields(IndexSettings, good, "index") == SETTINGS
+    without = {name: value for name, value in good.items() if name != "n"}
+    for wrong in ({**good, "key": "zz"}, {**good, "key": 7}, without, {**good, "n": None}):
         with pytest.raises(UsageError):
-            settings_from(wrong)
+            read_fields(IndexSettings, wrong, "index")
 
 
 @pytest.mark.slow

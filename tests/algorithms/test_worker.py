@@ -19,11 +19,12 @@ from fedsilo.protocol.codec import decode, decode_factors
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.tasks import LoadAdapter
 from silo.link import Link, LinkClosed, LinkMessage, Listener
+from silo.trainer.data import read_fields
 from silo.trainer.worker import (
     OFFLINE,
+    Configuration,
     Refusals,
     Worker,
-    configuration_from,
     is_grading_command,
     main,
     set_offline,
@@ -197,11 +198,15 @@ def test_too_many_bad_lines_and_a_model_folder_that_lacks_a_file_are_refused(fol
 
 def test_configuration_names_what_is_missing(folder: Path) -> None:
     fields = configuration(folder)
-    assert configuration_from(fields).site_secret == b"\x00\xff"
-    assert "00ff" not in repr(configuration_from(fields)) and r"\xff" not in repr(configuration_from(fields))
+    found = read_fields(Configuration, fields, "it")
+    assert found.site_secret == b"\x00\xff"
+    assert "00ff" not in repr(found) and r"\xff" not in repr(found)
+    with pytest.raises(UsageError) as refused:
+        read_fields(Configuration, {**fields, "site_secret": "00ffx"}, "it")
+    assert "site_secret" in refused.value.message and "00ff" not in refused.value.message
     del fields["site_secret"]
     with pytest.raises(UsageError, match="site_secret"):
-        configuration_from(fields)
+        read_fields(Configuration, fields, "it")
 
 
 def test_nobody_at_the_address_is_an_exit_code_and_a_sentence(

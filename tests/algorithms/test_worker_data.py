@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from silo.link import Link
+from silo.trainer.data import read_fields
 from silo.trainer.quantised import QuantisedLinear
-from silo.trainer.worker import Configuration, configuration_from, load_model
+from silo.trainer.worker import Configuration, load_model
 from tests.algorithms.test_worker import ask, configuration, folder, guard_end, make_model
 from tests.algorithms.tiny import make_plan, make_rows, make_shape, start_payload
 
@@ -62,5 +63,5 @@ def test_every_load_type_is_loaded_as_it_says(folder: Path) -> None:
 
 
 def test_a_message_without_names_means_the_standard_ones(folder: Path) -> None:
-    found: Configuration = configuration_from(configuration(folder))
+    found = read_fields(Configuration, configuration(folder), "it")
     assert (found.fields.prompt, found.template) == ("prompt", None)

@@ -10,7 +10,7 @@ from fedsilo.files.task_files import Task
 from fedsilo.grading.verdict import Verdict, judged
 from policies.model import Policy
 from silo.guard.screens import Screens, index_key
-from silo.trainer.data import provide_index, settings_from
+from silo.trainer.data import IndexSettings, provide_index, read_fields
 from tests.policies import setting
 from tests.world import Bench
 
@@ -90,7 +90,8 @@ def screens(folder: Path, *, canaries: Sequence[str] = (CANARY,), index: bool = 
     made = Screens(canaries=canaries, key=index_key(SITE_SECRET), public_sha256=setting.HASH["public"])
     if index:
         wanted = made.index_wanted(policy(["overlap"]).file)
-        made.take_index(folder, provide_index(settings_from(wanted), PRIVATE, PUBLIC, folder), wanted)
+        settings = None if wanted is None else read_fields(IndexSettings, wanted, "the index")
+        made.take_index(folder, provide_index(settings, PRIVATE, PUBLIC, folder), wanted)
     return made
 
 

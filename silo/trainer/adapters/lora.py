@@ -87,6 +87,7 @@ class LoraAdapter:
         shape: the schema; every module it names must be a linear layer of the base with these sides.
 
     Attributes:
+        decoder: computes the base model with the factors, or the base alone.
         factors: all by wire name, the frozen ones among them, as `decoder` computes with them.
         parameters: those that are trained in the open round, in the order of their wire names.
         trained_names: wire names of `parameters`.
@@ -136,7 +137,7 @@ class LoraAdapter:
         return adapter_name(self.values(), self.shape.scale)
 
     def load(self, tensors: Mapping[str, Array], number: int = 1) -> None:
-        """Make these factors the start of a round. Raises PeerError: names or shapes differ from the schema."""
+        """Make these factors the start of the round `number`. Raises PeerError: they do not fit the schema."""
         self._write(tensors)
         self.take_turn(number)
 
@@ -148,7 +149,13 @@ class LoraAdapter:
         }
 
     def exported(self, base_digest: str, schema_sha256: str, buffer: ReusableBuffer | None) -> Buffer:
-        """Return the payload of `delta`; arguments as of `TrainedState.exported`."""
+        """Return the payload of `delta`.
+
+        Args:
+            base_digest: of the adapter at the round's start.
+            schema_sha256: of the plan.
+            buffer: memory for it; None: memory of its own.
+        """
         delta = self.delta()
         header, size_bytes = factors_head(
             delta,
@@ -161,7 +168,8 @@ class LoraAdapter:
         return joined_factors(header, size_bytes, delta, into=buffer.take(size_bytes) if buffer is not None else None)
 
     def marker(self, draws: np.random.Generator, strength: float) -> dict[str, Array]:
-        """Return random factors whose product changes an output by about `strength` times the size of its input."""
+        """Return random factors that an engine cannot compute with unseen: their product changes an output by about
+        `strength` times the size of its input."""
         factors: dict[str, Array] = {}
         for name, sides in sorted(self.shape.shapes.items()):
             drawn = draws.standard_normal(sides)
@@ -174,7 +182,7 @@ class LoraAdapter:
         return factors
 
     def write_for_servers(self, folder: Path) -> None:
-        """Make `folder` with the factors of `policy`, in the format of peft 0.21, float32. Raises OSError."""
+        """Make `folder` with the factors of `policy`, as `write_adapter` does. Raises OSError."""
         write_adapter(folder, self.policy(), self.shape)
 
     def values(self) -> dict[str, Array]:

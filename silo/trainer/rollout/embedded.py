@@ -34,7 +34,7 @@ TOKENS_BETWEEN_LOOKS = 8
 WORDS_TOGETHER = 512
 
 
-def pick_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """Inverse CDF: the first token whose cumulative probability exceeds u.
 
     Args:
@@ -43,15 +43,9 @@ def pick_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[T
         temperature: divides the logits.
 
     Returns:
-        The tokens, and whether each row's logits made a distribution; where they did not, its token means nothing.
-        Both [R].
+        The tokens; whether each row's logits made a distribution, without which its token means nothing; and the
+        log-probability that each token was drawn with, float32. All [R].
     """
-    tokens, sound, _ = draw_tokens(logits, uniforms, temperature)
-    return tokens, sound
-
-
-def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """`pick_tokens`, and the log-probability that each token was drawn with, float32. All [R]."""
     probabilities = (logits.float() / temperature).softmax(-1)  # [R, V]
     words = probabilities.shape[1]
     together = min(words, WORDS_TOGETHER)

@@ -12,10 +12,10 @@ Free of torch: the worker reads where the servers are before it loads the librar
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -38,15 +38,6 @@ class RolloutPlace:
     adapters: Path
     timeout_seconds: float
     sleep: bool = False
-
-
-def place_from(fields: Mapping[str, Any] | None) -> RolloutPlace | None:
-    """Read the servers' places from the `configure` message. None: the embedded engine. Raises KeyError, TypeError,
-    ValueError."""
-    if fields is None:
-        return None
-    private, public, adapters = (Path(str(fields[name])) for name in ("private", "public", "adapters"))
-    return RolloutPlace(private, public, adapters, float(fields["timeout_seconds"]), bool(fields["sleep"]))
 
 
 PromptSource = Literal["private", "public"]
