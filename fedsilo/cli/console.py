@@ -35,6 +35,7 @@ from fedsilo.protocol.text import harmless
 
 if TYPE_CHECKING:
     from console.feed import Source
+    from console.lock import KeyFiles
     from console.recording import RecordingFile, Replay
     from fedsilo.cli.contexts import ContextEntry
 
@@ -109,7 +110,7 @@ def fedconsole(
     if replay is not None:
         watched = _from_recording(replay, speed, at, still=printed)
     else:
-        entries = _contexts(socket, context or [])
+        entries = contexts_of(socket, context or [])
         if len(context or []) > 1 and (printed or record is not None):
             raise UsageError("--once and --record are of one daemon", hint="give one --context")
         watched = _from_daemon(entries[0].socket, entries[0].site, _recording(record, include_local))
@@ -117,7 +118,7 @@ def fedconsole(
         if printed:
             _print_once(watched, screen, ascii_only=ascii_only or not takes_signs())
         else:
-            origins = _origins(theme, ascii_only=ascii_only, read_only=read_only, no_mouse=no_mouse)
+            origins = origins_of(theme, ascii_only=ascii_only, read_only=read_only, no_mouse=no_mouse)
             files = operator_certificate, operator_key
             options: dict[str, Any] = {
                 "ascii_only": ascii_only or not takes_signs(),
@@ -128,7 +129,7 @@ def fedconsole(
             if entries and record is None:
                 _open_contexts(entries, files, read_only=read_only, **options)
             else:
-                _open(watched, _files(files, entries[0] if entries else None), read_only=read_only, **options)
+                _open(watched, key_files_of(files, entries[0] if entries else None), read_only=read_only, **options)
     finally:
         if watched.file is not None:
             watched.file.close()
@@ -148,43 +149,6 @@ def theme_named(given: str) -> str:
     if name not in THEME_NAMES:
         raise UsageError(f"there is no theme {given!r}", hint=f"one of {', '.join(THEME_NAMES)}; also without fed-")
     return name
-
-
-def open_console(
-    socket: Path,
-    *,
-    certificate: Path | None = None,
-    key: Path | None = None,
-    site: str = "",
-    leaving: str = "",
-) -> None:
-    """The console in the foreground until the person leaves it.
-
-    Args:
-        socket: the daemon's control socket; it need not answer yet.
-        certificate: the person's; without it the console can only look.
-        key: to the certificate.
-        site: whose daemon this is; a person of another site cannot unlock.
-        leaving: what it says of going on once the run is over; empty for that ctrl+q ends it.
-
-    Raises:
-        UsageError: there is no terminal that a console can be drawn on.
-    """
-    need_terminal()
-    from console.app import FedConsole
-    from console.base import LEAVING
-    from console.feed import Signer, connect_to
-    from console.lock import KeyFiles
-
-    console = FedConsole(
-        signer=Signer(socket),
-        key_files=KeyFiles(certificate, key) if certificate is not None and key is not None else None,
-        site=site,
-        waits_for=str(socket),
-        leaving=leaving or LEAVING,
-        ascii_only=not takes_signs(),
-    )
-    console.run_on(connect_to(socket))
 
 
 # ---- what is looked at -----------------------------------------------------------------------------
@@ -258,7 +222,7 @@ def need_terminal() -> None:
         raise UsageError("TERM says that this terminal cannot be drawn on", hint=f"as text: fedconsole --once, {twin}")
 
 
-def _contexts(socket: Path | None, given: Sequence[str]) -> list[ContextEntry]:
+def contexts_of(socket: Path | None, given: Sequence[str]) -> list[ContextEntry]:
     """The daemons that may be attached to, the first one at once.
 
     Without any it is the current one of the file that `fedsilo context` keeps. Where a name of that file is given, all
@@ -287,18 +251,16 @@ def _contexts(socket: Path | None, given: Sequence[str]) -> list[ContextEntry]:
     return [*found, *(each for name, each in kept.items() if name not in called)]
 
 
-def _where(socket: Path | None, context: str) -> tuple[Path, str]:
-    """The socket, and the site it is said to be of. Raises as `_contexts`."""
-    entry = _contexts(socket, [context] if context else [])[0]
-    return entry.socket, entry.site
-
-
-def _files(given: Files, entry: ContextEntry | None) -> Files:
+def key_files_of(given: Files, entry: ContextEntry | None) -> KeyFiles | None:
     """A person's certificate and key: as given, else those that the context names."""
-    return given if given[0] is not None or entry is None else (entry.operator_certificate, entry.operator_key)
+    from console.lock import KeyFiles
+
+    named = (None, None) if entry is None else (entry.operator_certificate, entry.operator_key)
+    certificate, key = given if given[0] is not None else named
+    return KeyFiles(certificate, key) if certificate is not None and key is not None else None
 
 
-def _origins(theme: str, *, ascii_only: bool, read_only: bool, no_mouse: bool = False) -> dict[str, str]:
+def origins_of(theme: str, *, ascii_only: bool, read_only: bool, no_mouse: bool = False) -> dict[str, str]:
     """Return where the console's own settings come from, by their names on the screen of settings."""
     flags = {"theme": bool(theme), "ascii": ascii_only, "read-only": read_only, "no-mouse": no_mouse}
     origins = {key: f"flag --{key}" for key, given in flags.items() if given}
@@ -311,12 +273,9 @@ def _origins(theme: str, *, ascii_only: bool, read_only: bool, no_mouse: bool = 
 def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: bool, **options: Any) -> None:
     from console.app import Attachment, ContextConsole
     from console.feed import Signer, connect_to
-    from console.lock import KeyFiles
 
     attachments = []
     for entry in entries:
-        certificate, key = _files(files, entry)
-        key_files = KeyFiles(certificate, key) if certificate is not None and key is not None else None
         attachments.append(
             Attachment(
                 entry.name,
@@ -324,7 +283,7 @@ def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: 
                 str(entry.socket),
                 entry.site,
                 None if read_only else Signer(entry.socket),
-                key_files,
+                key_files_of(files, entry),
             )
         )
     # what has no label of its own is called as the bar names it anyway
@@ -333,17 +292,15 @@ def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: 
     console.run_on(attachments[0].connect)
 
 
-def _open(watched: _Watched, files: Files, *, read_only: bool, **options: Any) -> None:
-    certificate, key = files
+def _open(watched: _Watched, key_files: KeyFiles | None, *, read_only: bool, **options: Any) -> None:
     from console.app import FedConsole
     from console.feed import Signer
-    from console.lock import KeyFiles
 
     console = FedConsole(
         banner=watched.banner,
         replay=watched.replay,
         signer=None if read_only or watched.socket is None else Signer(watched.socket),
-        key_files=KeyFiles(certificate, key) if certificate is not None and key is not None else None,
+        key_files=key_files,
         site=watched.site,
         waits_for=watched.name,
         read_only=read_only,
@@ -520,8 +477,8 @@ def _shown(socket: Path | None, context: str, replay: Path | None) -> list[str]:
     """Return the arguments of the console process that say what to show. Raises UsageError, NotFoundError."""
     if replay is not None:
         return ["--replay", str(existing(replay).resolve())]
-    path, site = _where(socket, context)
-    return ["--socket", str(path.resolve()), "--site", site]
+    entry = contexts_of(socket, [context] if context else [])[0]
+    return ["--socket", str(entry.socket.resolve()), "--site", entry.site]
 
 
 def console_command(lifeline: int, options: Sequence[str]) -> list[str]:

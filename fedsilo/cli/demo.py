@@ -254,17 +254,24 @@ def _interrupt(number: int, frame: object) -> None:
 
 def _open_console(site: Site) -> None:
     """The console in the foreground, on the silo that holds a release; when it is left, the demo follows the run."""
-    from fedsilo.cli.console import open_console
+    from fedsilo.cli.console import need_terminal
+
+    need_terminal()
+    from console.app import FedConsole
+    from console.feed import Signer, connect_to
+    from console.lock import KeyFiles
 
     identities = site.folder / "id"
     sys.stderr.write(
         f"{site.name} holds its first release: a, Enter to read it; L to unlock as alice; A or R to answer; "
         f"ctrl+q to leave: the result follows here, and what is unanswered stays held\n"
     )
-    open_console(
-        site.control_socket,
-        certificate=identities / "alice.crt",
-        key=identities / "alice.key",
+    console = FedConsole(
+        signer=Signer(site.control_socket),
+        key_files=KeyFiles(identities / "alice.crt", identities / "alice.key"),
         site=site.name,
+        waits_for=str(site.control_socket),
         leaving="ctrl+q for the demo's result",
+        ascii_only=not takes_signs(),
     )
+    console.run_on(connect_to(site.control_socket))

@@ -8,7 +8,6 @@ from fedsilo.cli import audit as cli_audit
 from fedsilo.cli import bundle as cli_bundle
 from fedsilo.cli import certs as cli_certs
 from fedsilo.cli import config as cli_config
-from fedsilo.cli import config as cli_context
 from fedsilo.cli import curves as cli_curves
 from fedsilo.cli import data as cli_data
 from fedsilo.cli import demo as cli_demo
@@ -42,7 +41,7 @@ app.add_typer(cli_data.data_app, name="data")
 app.add_typer(cli_public.app, name="public")
 command(app, "grade")(cli_grade.grade)
 app.add_typer(cli_config.app, name="config")
-app.add_typer(cli_context.context_app, name="context")
+app.add_typer(cli_config.context_app, name="context")
 command(app, "bundle")(cli_bundle.bundle)
 doctor.add_to(app, "fedsilo")
 

@@ -749,7 +749,7 @@ def _explain_text(data: dict[str, Any]) -> str:
             rule["outcome"],
             rule["rule"],
             f"{Path(rule['file']).name}:{rule['line']}",
-            *(_short(_dated(rule["rule"], rule[side])) for side in ("measured", "limit")),
+            *(_short(dated(rule["rule"], rule[side])) for side in ("measured", "limit")),
         ]
         for rule in data["rules"]
         if rule["outcome"] != "n.a."
@@ -767,7 +767,7 @@ def _explain_text(data: dict[str, Any]) -> str:
     )
 
 
-def _dated(rule: str, value: Any) -> Any:
+def dated(rule: str, value: Any) -> Any:
     """A rule on times counts seconds; a person reads dates."""
     if rule != _TIMED_RULE or value is None:
         return value

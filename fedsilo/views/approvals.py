@@ -85,17 +85,12 @@ def answered_lines(row: ReleaseRow, twin: str, cells: int) -> list[Line]:
     ]
 
 
-def _held_state(row: Row) -> Part:
-    word = text_of(row["state"])
-    return word, "warn" if word == "held" else "dim"
-
-
 def _verdicts(row: Row) -> Part:
-    return text_of(row["verdicts"]), "bad" if row["deny"] else "warn" if row["look"] or row["hold"] else ""
+    return row["verdicts"], "bad" if row["deny"] else "warn" if row["look"] or row["hold"] else ""
 
 
 def _text(name: str) -> Any:
-    return lambda row: (text_of(row[name]), "")
+    return lambda row: (row[name], "")
 
 
 def _bytes(row: Row) -> Part:
@@ -103,17 +98,17 @@ def _bytes(row: Row) -> Part:
 
 
 HELD_COLUMNS = (
-    Column("release", lambda row: (text_of(row["id"]), "strong"), 16, worth=0, grows=True),
+    Column("release", lambda row: (row["id"], "strong"), 16, worth=0, grows=True),
     Column("kind", _text("kind"), 12, worth=1, grows=True),
     Column("bytes", _bytes, 9, worth=5, right=True, order=lambda row: row["bytes"] or 0.0),
-    Column("state", _held_state, 8, worth=2),  # all that are listed are held
+    Column("state", lambda row: (row["state"], "warn" if row["state"] == "held" else "dim"), 8, worth=2),
     Column("later", lambda row: (row["later"], "dim"), 8, worth=1, right=True, order=lambda row: row["later_seconds"]),
     Column("verdicts", _verdicts, 12, worth=1, grows=True),  # worst first, so that a cut takes the least of them
     Column("given", _text("given"), 6, worth=3),
     Column("held for", _text("age"), 8, worth=1, right=True, order=lambda row: row["held_since"]),
     Column("ends in", lambda row: (row["ends"], "warn" if row["soon"] else ""), 8, worth=0, right=True,
            order=lambda row: row["expires_at"]),
-    Column("digest", lambda row: (text_of(row["digest"])[:12], "accent"), 12, worth=7),
+    Column("digest", lambda row: (row["digest"][:12], "accent"), 12, worth=7),
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from fedsilo.control.answers import CurvePoint, Curves
+from fedsilo.control.figures import FIGURES
 from fedsilo.views.columns import Column
 from fedsilo.views.lines import Glyphs, Line, Part, Shown, flow, line, named, pad, wrap
 
@@ -265,11 +266,7 @@ TITLES = {
     "marker_distance": "engine's distance from the marker", "marker_contrast": "adapter's distance from the marker",
     "importance_truncated_share": "importance weights cut", "importance_missing": "tokens without an importance weight",
 }  # fmt: skip
-SHARES = frozenset({
-    "pass_at_1", "pass_at_1_greedy", "gap", "zero_variance_share", "zero_variance_share_before",
-    "clip_share", "truncated_share", "swapped_share", "alpha_mean", "alpha_max", "adapter_visible_share",
-    "importance_truncated_share",
-})  # fmt: skip
+SHARES = frozenset(name for name, figure in FIGURES.items() if figure.unit == "share")  # shown in per cent
 PASS_RATES = frozenset({"pass_at_1", "pass_at_1_greedy"})
 SMOOTH_POINTS = 5  # of a moving mean
 ROWS_OF_ONE_PLACE = 9  # a point needs no more, and more would look like a curve

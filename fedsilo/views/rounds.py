@@ -9,6 +9,7 @@ Does not show: a time that nobody recorded. Such a cell reads `not kept`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from fedsilo.control.answers import Awaited, Phase, Round, SiloInRound, Straggler
 from fedsilo.views.columns import GAP_CELLS, MARK_CELLS, Column, choose_columns
@@ -35,20 +36,25 @@ ROUNDS_SHOWN_AROUND = 3
 HIDDEN = "hidden"
 NOT_KEPT = "not kept"
 SCALE_SHARE_MAX = 1.5  # a deadline further off than that is written in words, and the strips keep their width
-# Phase -> sign, in Unicode and in ASCII. The legend names them.
-SIGNS = {
-    "sign": ("░", "s"), "train": ("━", "="), "pool": ("╌", "-"), "update": ("▓", "u"), "approval": ("!", "!"),
-    "others": ("·", "."), "eval": ("█", "e"),
-}  # fmt: skip
-LEGEND = {
-    "sign": "transcript", "train": "until answers", "pool": "waits for donors", "update": "until the update",
-    "approval": "held", "others": "waits for others", "eval": "evaluates",
-}  # fmt: skip
-WORDS = {
-    "sign": "signing the round's transcript", "train": "until its answers of step {step} were there",
-    "pool": "waiting for the donors of step {step}", "update": "until its update was there",
-    "approval": "held for people", "others": "waiting for the others", "eval": "until its evaluation was there",
-}  # fmt: skip
+
+
+class PhaseWords(NamedTuple):
+    """A phase's sign in Unicode and in ASCII, what the legend calls it, and what a silo did in it."""
+
+    signs: tuple[str, str]
+    legend: str
+    words: str
+
+
+PHASES = {
+    "sign": PhaseWords(("░", "s"), "transcript", "signing the round's transcript"),
+    "train": PhaseWords(("━", "="), "until answers", "until its answers of step {step} were there"),
+    "pool": PhaseWords(("╌", "-"), "waits for donors", "waiting for the donors of step {step}"),
+    "update": PhaseWords(("▓", "u"), "until the update", "until its update was there"),
+    "approval": PhaseWords(("!", "!"), "held", "held for people"),
+    "others": PhaseWords(("·", "."), "waits for others", "waiting for the others"),
+    "eval": PhaseWords(("█", "e"), "evaluates", "until its evaluation was there"),
+}
 _PHASE_STYLES = {"missed": "bad", "denied": "bad", "open": "accent", "kept back": "warn", "rejected": "warn"}
 STEP_SIGN = ("╋", "+")  # the answers of a public step were there
 QUORUM_SIGN, DEADLINE_SIGN = ("┊", ":"), ("┃", "|")
@@ -107,7 +113,7 @@ def strip_text(row: SiloInRound, answer: Round, cells: int, scale: float, *, asc
         end = answer.elapsed_seconds if phase.to_seconds is None and runs else phase.to_seconds
         if start is None or end is None or end < start or (start == end and not runs):
             continue
-        sign = SIGNS.get(phase.phase, ("?", "?"))[column]
+        sign = PHASES[phase.phase].signs[column] if phase.phase in PHASES else "?"
         first, last = (min(int(at / scale * cells), cells - 1) for at in (start, end))
         for place in range(first, max(last, first + 1) if last < cells - 1 or not runs else cells):
             shown[place] = sign
@@ -241,7 +247,9 @@ def legend_lines(answer: Round, cells: int, *, ascii_only: bool) -> list[Line]:
     """Return what the signs of this round's strips mean."""
     column = 1 if ascii_only else 0
     there = {phase.phase for silo in answer.silos for phase in silo.phases if phase.from_seconds is not None}
-    pieces = [line((SIGNS[name][column] * 2, "accent"), f" {LEGEND[name]}") for name in SIGNS if name in there]
+    pieces = [
+        line((each.signs[column] * 2, "accent"), f" {each.legend}") for name, each in PHASES.items() if name in there
+    ]
     if "train" in there:
         pieces.append(line((STEP_SIGN[column], "accent"), " answers of a step"))
     if answer.quorum.reached_seconds is not None:
@@ -410,7 +418,7 @@ def silo_text(row: SiloInRound, answer: Round, before: Round | None, cells: int)
     heading = "  ".join([pad("phase", 42), pad("took", 9, right=True), *(["round before"] if compared else [])])
     lines.append(line((Shown(heading), "dim")))
     for phase in row.phases:
-        words = WORDS.get(phase.phase, phase.phase).format(step=phase.step)
+        words = PHASES[phase.phase].words.format(step=phase.step) if phase.phase in PHASES else phase.phase
         cell = pad(_took(phase, answer), 9, right=True)
         earlier = f"  {time_text(former.get((phase.phase, phase.step)))}" if compared else ""
         lines.append(line(pad(words, 42), "  ", (cell, _PHASE_STYLES.get(phase.state, "")), (earlier, "dim")))

@@ -17,6 +17,7 @@ from console import app as app_module
 from console.app import Attachment, ContextConsole, is_production
 from console.base import Arrived, FedScreen
 from console.dialogs import ChooseDialog
+from console.lock import KeyFiles
 from console.screens.approval import ApprovalScreen
 from console.screens.outbox import OutboxScreen
 from console.screens.overview import OverviewScreen
@@ -230,7 +231,7 @@ def test_contexts_are_given_by_flag_or_kept_in_the_file(tmp_path: Path, monkeypa
     monkeypatch.setenv("FEDSILO_CONTEXTS", str(file))
 
     def names(*given: str) -> list[tuple[str, str]]:
-        return [(each.name, str(each.socket)) for each in cli_console._contexts(None, list(given))]
+        return [(each.name, str(each.socket)) for each in cli_console.contexts_of(None, list(given))]
 
     with pytest.raises(UsageError):
         names()
@@ -244,16 +245,17 @@ def test_contexts_are_given_by_flag_or_kept_in_the_file(tmp_path: Path, monkeypa
     assert names("prod=silo:a=/a.sock", "x") == [("prod", "/a.sock"), ("x", "/x.sock"), ("y", "/y.sock")]
     with pytest.raises(FedSiloError, match="no context 'z'"):
         names("z")
-    assert cli_console._where(None, "silo:a=/a.sock") == (Path("/a.sock"), "a")
-    assert cli_console._where(Path("/b.sock"), "") == (Path("/b.sock"), "")
+    assert [(each.socket, each.site) for each in cli_console.contexts_of(Path("/b.sock"), [])] == [
+        (Path("/b.sock"), "")
+    ]
     own = ContextEntry("x", "silo", Path("s"), "x", None, Path("own.crt"), Path("own.key"))
     given, none = (Path("a.crt"), Path("a.key")), (None, None)
     for flags, entry, files in (
-        (given, own, given),
-        (none, own, (Path("own.crt"), Path("own.key"))),
-        (none, None, none),
+        (given, own, KeyFiles(*given)),
+        (none, own, KeyFiles(Path("own.crt"), Path("own.key"))),
+        (none, None, None),
     ):
-        assert cli_console._files(flags, entry) == files  # type: ignore[arg-type]
+        assert cli_console.key_files_of(flags, entry) == files  # type: ignore[arg-type]
 
 
 def test_once_and_a_recording_are_of_one_daemon(tmp_path: Path) -> None:
@@ -266,10 +268,10 @@ def test_once_and_a_recording_are_of_one_daemon(tmp_path: Path) -> None:
 
 def test_settings_say_which_flag_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert cli_console._origins("", ascii_only=False, read_only=False) == {}
-    assert cli_console._origins("fed-light", ascii_only=True, read_only=True) == {
+    assert cli_console.origins_of("", ascii_only=False, read_only=False) == {}
+    assert cli_console.origins_of("fed-light", ascii_only=True, read_only=True) == {
         "theme": "flag --theme", "ascii": "flag --ascii", "read-only": "flag --read-only",
     }  # fmt: skip
     monkeypatch.setenv("NO_COLOR", "1")
-    assert cli_console._origins("", ascii_only=False, read_only=False) == {"theme": "env NO_COLOR"}
-    assert cli_console._origins("fed-dark", ascii_only=False, read_only=False) == {"theme": "flag --theme"}
+    assert cli_console.origins_of("", ascii_only=False, read_only=False) == {"theme": "env NO_COLOR"}
+    assert cli_console.origins_of("fed-dark", ascii_only=False, read_only=False) == {"theme": "flag --theme"}

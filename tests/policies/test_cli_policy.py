@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.cli.policy import _dated, app
+from fedsilo.cli.policy import app, dated
 from fedsilo.protocol.codec import canonical_json
 from policies.load import load_policy
 from policies.schema import schema_from_json
@@ -226,8 +226,8 @@ def test_an_alpha_that_is_no_number_is_refused(site: Path, alpha: str) -> None:
 
 
 def test_what_explain_shows_of_validity_are_dates() -> None:
-    times = _dated("valid", [1_800_000_000, 1_800_000_001.5])
-    assert times == ["2027-01-15T08:00:00Z", "2027-01-15T08:00:01Z"] and _dated("rounds", 3) == 3
+    times = dated("valid", [1_800_000_000, 1_800_000_001.5])
+    assert times == ["2027-01-15T08:00:00Z", "2027-01-15T08:00:01Z"] and dated("rounds", 3) == 3
 
 
 @pytest.mark.parametrize("charter_rate", ["0.0015", ""])
