@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from certs.commands import VerifiedCommand
 from coordinator import store as db
 from coordinator.aggregate import initial_pieces
-from coordinator.answers.rounds import CurveView, RoundView
+from coordinator.answers.rounds import RoundView
 from coordinator.blobs import FilePayload
 from coordinator.config import CoordinatorConfig
 from coordinator.driver import Driver
@@ -80,8 +80,9 @@ class Control:
         server.register_query("run", self.run)
         server.register_query("silos", lambda _: self.silos())
         server.register_query("traffic", self.traffic)
-        server.register_query("round", RoundView(self.driver, self.charter_digest).round)
-        server.register_query("curves", CurveView(self.driver).curves)
+        rounds = RoundView(self.driver, self.charter_digest)
+        server.register_query("round", rounds.round)
+        server.register_query("curves", rounds.curves)
         for verb in ("submit", "start", "pause", "resume", "abort"):
             server.register_command(f"run.{verb}", f"run.{verb}", self._ordered(verb))
 

@@ -71,7 +71,7 @@ class Live:
 
 
 class RoundView:
-    """The query `round` of a running coordinator.
+    """The queries `round` and `curves` of a running coordinator.
 
     Args:
         driver: read only.
@@ -96,6 +96,11 @@ class RoundView:
             marks = self._index.marks(run.name, row.number, messages=False) if row is not None else ()
             live = self._live(session, run)
             return round_answer(session, run, row, marks, charter_digest=self._charter_digest, live=live)
+
+    def curves(self, arguments: Mapping[str, Any]) -> answers.Curves:
+        """Return series of figures by round; `names` are commas apart. Raises UsageError, NotFoundError."""
+        with self._driver.dependencies.store.transaction() as session:
+            return curves_answer(session, arguments)
 
     def _live(self, session: Session, run: db.Run) -> Live:
         # copies, each taken in one step, so that nobody waits for the lock while an aggregate is made
@@ -500,18 +505,6 @@ NOT_RECORDED = (
     "reward, KL, tokens: figures of a trainer stay at its site",
     "the number of held-out prompts a silo answered: the plan's number is the most it can be",
 )
-
-
-class CurveView:
-    """The query `curves` of a running coordinator."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-
-    def curves(self, arguments: Mapping[str, Any]) -> answers.Curves:
-        """Return series of figures by round; `names` are commas apart. Raises UsageError, NotFoundError."""
-        with self._driver.dependencies.store.transaction() as session:
-            return curves_answer(session, arguments)
 
 
 def curves_answer(session: Session, arguments: Mapping[str, Any]) -> answers.Curves:

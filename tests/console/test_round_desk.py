@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from console.feed import Feed, connect_to
 from console.sharing import QUERIES, Question, released_answer
-from coordinator.answers.rounds import CurveView, RoundView
+from coordinator.answers.rounds import RoundView
 from fedsilo.cli import curves as cli_curves
 from fedsilo.cli import run as cli_run
 from fedsilo.cli.output import command
@@ -57,7 +57,7 @@ def at_coordinator(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     until_quiet(silos)
     view = RoundView(house.driver, "c" * 64)
     site.desk.register_query("round", view.round)
-    site.desk.register_query("curves", CurveView(house.driver).curves)
+    site.desk.register_query("curves", view.curves)
     site.answer(run=house.record() | {"folder": ""})
     config = SimpleNamespace(control=SimpleNamespace(socket=site.socket))
     monkeypatch.setattr("coordinator.config.load_config", lambda path: config)

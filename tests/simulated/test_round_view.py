@@ -18,7 +18,7 @@ from sqlalchemy import select
 
 from coordinator import store as db
 from coordinator.aggregate import NAME, LazyTensors, drift_note
-from coordinator.answers.rounds import CurveView
+from coordinator.answers.rounds import RoundView
 from coordinator.blobs import FilePayload
 from fedsilo.audit import index as audit_index
 from fedsilo.audit.index import LogIndex
@@ -62,7 +62,7 @@ def running(tmp_path: Path) -> Iterator[tuple[House, list[SimulatedSilo], Any, A
         for place, silo in enumerate(silos):
             house.clock.seconds += 40 if place == 3 else 2 + place
             silo.live()
-    curves = CurveView(house.driver).curves
+    curves = RoundView(house.driver, "c" * 64).curves
     yield house, silos, rounds_of(house), lambda arguments: to_json(curves(arguments))
     house.close()
 
@@ -199,7 +199,7 @@ def test_before_any_run_and_before_the_first_round(tmp_path: Path) -> None:
     house, silos = federation(tmp_path)
     ask = rounds_of(house)
     assert (ask({})["state"], ask({})["silos"]) == ("no run yet", [])
-    assert CurveView(house.driver).curves({}).series == ()
+    assert RoundView(house.driver, "c" * 64).curves({}).series == ()
     with pytest.raises(NotFoundError):
         ask({"run": "run-1"})
     house.submit()
