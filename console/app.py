@@ -294,20 +294,15 @@ class ContextConsole(FedConsole):
             read_only=read_only, **options,
         )  # fmt: skip
         self._attachments = {each.name: each for each in attachments}
-        self._here = first
+        self.here = first  # what is attached now
         self._named = named or len(attachments) > 1
         self._looks_only = read_only
-
-    @property
-    def here(self) -> Attachment:
-        """Return what is attached now."""
-        return self._here
 
     @property
     def banner(self) -> Line:
         if not self._named:
             return ()
-        name = self._here.name
+        name = self.here.name
         production = is_production(name)
         shown = fit(name.upper() if production else name, BANNER_CELLS_MAX)
         return line(" ", (f"[{shown}]", "bad" if production else "accent"))
@@ -331,7 +326,7 @@ class ContextConsole(FedConsole):
     def attach(self, name: str) -> None:
         """Go to another daemon, and forget everything of this one."""
         wanted = self._attachments[name]
-        if wanted is self._here:
+        if wanted is self.here:
             self.say(f"this is {name}")
             return
         if any(not worker.is_finished for worker in self.workers):
@@ -342,7 +337,7 @@ class ContextConsole(FedConsole):
         if former is not None:
             # it may wait for a daemon that does not answer, and nobody should wait for that
             threading.Thread(target=former.stop, name="console-leave", daemon=True).start()
-        self._here = wanted
+        self.here = wanted
         self._forget()
         if former is not None:
             self.read_from(wanted.connect)
@@ -351,7 +346,7 @@ class ContextConsole(FedConsole):
         self.say(f"attached to {name}; locked")
 
     def _forget(self) -> None:
-        here, clock = self._here, self._clock
+        here, clock = self.here, self._clock
         self.signing = Signing(here.signer, here.key_files, here.site, self._looks_only, clock)
         self.snapshot, self.wanted = Snapshot(), {}
         self.waits_for, self.opened_at = here.waits_for, clock()
@@ -378,6 +373,6 @@ class ContextConsole(FedConsole):
             return lambda rest: self.attach(name)
 
         return [
-            Entry(form.format(name), "", f"{'here: ' if each is self._here else ''}{each.waits_for}", going(name))
+            Entry(form.format(name), "", f"{'here: ' if each is self.here else ''}{each.waits_for}", going(name))
             for name, each in self._attachments.items()
         ]

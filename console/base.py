@@ -484,7 +484,8 @@ class Console(LetsThrough):
 
     def next_theme(self) -> None:
         names = list(THEMES)
-        self.theme = names[(names.index(self.theme) + 1) % len(names)]
+        here = names.index(self.theme) if self.theme in names else -1
+        self.theme = names[(here + 1) % len(names)]
 
     def do(self, action: Action) -> None:
         """An action chosen in the palette goes the way of its key and asks the same questions."""

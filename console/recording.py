@@ -262,19 +262,6 @@ _LOOK_AGAIN_SECONDS = 0.5  # at a clock that may have been moved
 _MAKES_ONE = "fedconsole --record FILE makes a recording"
 
 
-@dataclass(frozen=True)
-class Header:
-    """Attributes:
-    share_safe: it holds released fields only.
-    began: UTC time of the first reading, by the clock of the console that recorded."""
-
-    federation: str
-    site: str
-    party: str
-    share_safe: bool
-    began: str
-
-
 # ---- reading ---------------------------------------------------------------------------------------
 
 
@@ -315,7 +302,7 @@ class Replay:
         if not SPEED_MIN <= speed <= SPEED_MAX:
             raise UsageError(f"speed {speed:g} is not between {SPEED_MIN:g} and {SPEED_MAX:g}")
         self.path = path
-        self.header, self._lines, self.torn = _read(path)
+        self.share_safe, self._lines, self.torn = _read(path)
         self.speed = speed
         self.paused = False
         self._clock = clock
@@ -375,7 +362,7 @@ class Replay:
         """Return the text that the top of the console shows during playback."""
         moment = datetime.fromtimestamp(self.wall_time(), UTC)
         pace = "paused" if self.paused else "at its end" if self.position >= self.duration else f"x{self.speed:g}"
-        kind = "share-safe" if self.header.share_safe else "WITH LOCAL DATA"
+        kind = "share-safe" if self.share_safe else "WITH LOCAL DATA"
         return (
             f"REPLAY {clock_text(self.position)} of {clock_text(self.duration)} {pace}, {moment:%Y-%m-%d %H:%M:%S}Z,"
             f" {kind}{', last line torn' if self.torn else ''}"
@@ -467,7 +454,7 @@ class Replay:
             return f"not in this recording: {name}; the first answer to it comes at {first}", ""
         if name in NEVER_RECORDED:
             return f"not in this recording: {name}; what would leave is in none", "the silo's own people may look at it"
-        if self.header.share_safe and released_answer(name, arguments, {}) is None:
+        if self.share_safe and released_answer(name, arguments, {}) is None:
             why = f"not in this recording: {name} is local, and this one is share-safe"
             return why, "this site's people record it with --include-local LOCAL"
         return f"not in this recording: {name}", "nobody looked at it while it was recorded"
@@ -493,8 +480,8 @@ class Replay:
         return 0
 
 
-def _read(path: Path) -> tuple[Header, list[_Line], bool]:
-    """Header, lines, and whether the last one was torn. Raises NotFoundError, UsageError."""
+def _read(path: Path) -> tuple[bool, list[_Line], bool]:
+    """Whether it is share-safe, its lines, and whether the last one was torn. Raises NotFoundError, UsageError."""
     texts = read_regular(path, hint=_MAKES_ONE, bytes_max=RECORDING_BYTES_MAX).split(b"\n")
     torn = texts.pop() != b""
     values: list[Mapping[str, Any]] = []
@@ -517,15 +504,7 @@ def _read(path: Path) -> tuple[Header, list[_Line], bool]:
             raise UsageError(f"{path}:{index + 2}: earlier than the line before it")
     if not any(line.what == "snapshot" for line in lines):
         raise UsageError(f"{path}: there is no reading in it", hint="the recording ended before the first one")
-    first = values[0]
-    header = Header(
-        federation=text_of(first.get("federation")),
-        site=text_of(first.get("site")),
-        party=text_of(first.get("party")),
-        share_safe=first.get("share_safe") is True,
-        began=text_of(first.get("began")),
-    )
-    return header, lines, torn
+    return values[0].get("share_safe") is True, lines, torn
 
 
 def _line(path: Path, row: int, value: Mapping[str, Any]) -> _Line:

@@ -113,14 +113,14 @@ class Rows:
     next: Any = None  # where the next older page begins; None at the end
     newer: bool = False  # there are newer rows that do not join those here
     turn: int = 0
+    shown: list[Item] = field(default_factory=list)  # those that pass the filter, in the order of the table
+    above: int = 0  # rows above those that were last drawn
+    arrived: bool = False  # a page came in; before that there is nothing to say, not even that there is nothing
+    filter_text: str = ""
     _items: list[Item] = field(default_factory=list)
-    _shown: list[Item] = field(default_factory=list)
     _filter: Filter = Filter()
-    _filter_text: str = ""
     _sorted_by: int = -1  # a column, or -1 for newest first
     _descending: bool = False
-    _top: int = 0
-    _arrived: bool = False
     _aside: str = ""  # the row where the cursor belongs while a filter does not let it through
     _reached: int | None = None  # numbers below this one were there when the newest page came, where that is told
 
@@ -147,7 +147,7 @@ class Rows:
         if not joins and self.moved:
             self.newer = True  # what somebody looks at stays; `go_newest` brings the rest
             return
-        before, self._arrived, self.newer, self._reached = self._arrived, True, False, reaches
+        before, self.arrived, self.newer, self._reached = self.arrived, True, False, reaches
         if not joins or following is None or not before:
             self._items, self.next = fresh, following
         elif covers:
@@ -163,7 +163,7 @@ class Rows:
 
     def _covers(self, following: Any, reaches: int | None) -> bool:
         """The page goes down to what was there when the last one came."""
-        if self._reached is None or reaches is None or not isinstance(following, int) or not self._arrived:
+        if self._reached is None or reaches is None or not isinstance(following, int) or not self.arrived:
             return False
         return not self.newer and following <= self._reached <= reaches
 
@@ -177,7 +177,7 @@ class Rows:
         """
         if self.next is None or asked_before != self.next:
             return
-        self._arrived = True
+        self.arrived = True
         known = {item.id for item in self._items}
         self._items += [item for item in self._made(page) if item.id not in known]
         self.next = following
@@ -193,21 +193,21 @@ class Rows:
             return None
         if self._filter.terms and len(self._items) >= ROWS_MAX:
             return None  # a filter that nothing passes would otherwise fetch everything there ever was
-        return self.next if self._place() >= len(self._shown) - NEAR_THE_END_ROWS else None
+        return self.next if self._place() >= len(self.shown) - NEAR_THE_END_ROWS else None
 
     def go_newest(self) -> None:
         """To the first row; rows that do not join the newest page are dropped, so that it can come in whole."""
         if self.newer:
-            self._items, self.newer, self.next, self._arrived = [], False, None, False
+            self._items, self.newer, self.next, self.arrived = [], False, None, False
         self.moved, self._aside = False, ""
         self._settle()
-        self.cursor = self._shown[0].id if self._shown else ""
-        self._top = 0
+        self.cursor = self.shown[0].id if self.shown else ""
+        self.above = 0
 
     def go_before(self, before: Any) -> None:
         """To the rows from there downwards, such as a record by its number; they are asked for now."""
-        self._items, self.next, self.newer, self.moved, self._arrived = [], before, True, True, False
-        self.cursor, self._top, self._aside = "", 0, ""
+        self._items, self.next, self.newer, self.moved, self.arrived = [], before, True, True, False
+        self.cursor, self.above, self._aside = "", 0, ""
         self._settle()
 
     def _made(self, page: Sequence[Row]) -> list[Item]:
@@ -240,37 +240,18 @@ class Rows:
     # ---- what is shown -----------------------------------------------------------------------------
 
     @property
-    def arrived(self) -> bool:
-        """A page came in; before that there is nothing to say, not even that there is nothing."""
-        return self._arrived
-
-    @property
-    def shown(self) -> Sequence[Item]:
-        """Return the rows that pass the filter, in the order of the table."""
-        return self._shown
-
-    @property
     def kept(self) -> int:
         return len(self._items)
-
-    @property
-    def above(self) -> int:
-        """Rows above those that were last drawn."""
-        return self._top
-
-    @property
-    def filter_text(self) -> str:
-        return self._filter_text
 
     @property
     def sorted_by(self) -> str:
         return self.columns[self._sorted_by].name if self._sorted_by >= 0 else ""
 
     def selected(self) -> Item | None:
-        return next((item for item in self._shown if item.id == self.cursor), None)
+        return next((item for item in self.shown if item.id == self.cursor), None)
 
     def filter(self, text: str) -> None:
-        self._filter_text = text
+        self.filter_text = text
         self._filter = parse_filter(text, [column.name for column in self.columns])
         self._settle()
 
@@ -288,47 +269,47 @@ class Rows:
 
     def move(self, steps: int) -> None:
         """Down with more than nothing, up with less; it stops at both ends."""
-        if not self._shown:
+        if not self.shown:
             return
         self.moved, self._aside = True, ""
-        place = max(0, min(self._place() + steps, len(self._shown) - 1))
-        self.cursor = self._shown[place].id
+        place = max(0, min(self._place() + steps, len(self.shown) - 1))
+        self.cursor = self.shown[place].id
 
     def select(self, row_id: str) -> bool:
         """Put the cursor on a row; False when it is not there."""
-        if all(item.id != row_id for item in self._shown):
+        if all(item.id != row_id for item in self.shown):
             return False
         self.cursor, self.moved, self._aside = row_id, True, ""
         return True
 
     def _place(self) -> int:
-        return next((index for index, item in enumerate(self._shown) if item.id == self.cursor), -1)
+        return next((index for index, item in enumerate(self.shown) if item.id == self.cursor), -1)
 
     def _settle(self) -> None:
-        before, line_number = self._place(), self._place() - self._top
+        before, line_number = self._place(), self._place() - self.above
         wanted = self._aside or self.cursor
-        self._shown = [item for item in self._items if self._filter.passes(self._texts(item))] if (
+        self.shown = [item for item in self._items if self._filter.passes(self._texts(item))] if (
             self._filter.terms
         ) else list(self._items)  # fmt: skip
         if self._sorted_by >= 0:
             column = self._sorted_by
             order = self.columns[column].order
-            self._shown.sort(
+            self.shown.sort(
                 key=lambda item: _sortable(order(item.row) if order is not None else item.cells[column][0].lower()),
                 reverse=self._descending,
             )
-        if self._aside and any(item.id == self._aside for item in self._shown):
+        if self._aside and any(item.id == self._aside for item in self.shown):
             self.cursor, self._aside, self.left = self._aside, "", True
         place = self._place()
         if place >= 0:
             if self.moved:
-                self._top = max(place - line_number, 0)  # the row stays on its line of the screen
+                self.above = max(place - line_number, 0)  # the row stays on its line of the screen
             return
         if self.cursor:
             self.left = True
         # a row that only the filter took away is gone back to, once it passes again
         self._aside = wanted if any(item.id == wanted for item in self._items) else ""
-        self.cursor = self._shown[max(0, min(before, len(self._shown) - 1))].id if self._shown else ""
+        self.cursor = self.shown[max(0, min(before, len(self.shown) - 1))].id if self.shown else ""
 
     def _texts(self, item: Item) -> dict[str, str]:
         return {column.name: text.lower() for column, (text, _) in zip(self.columns, item.cells, strict=True)}
@@ -337,8 +318,8 @@ class Rows:
 
     def row_at(self, line_number: int) -> str:
         """The id of the row that was last drawn on a line below the header, or nothing."""
-        place = self._top + line_number
-        return self._shown[place].id if line_number >= 0 and place < len(self._shown) else ""
+        place = self.above + line_number
+        return self.shown[place].id if line_number >= 0 and place < len(self.shown) else ""
 
     def lines(self, cells: int, height: int, glyphs: Glyphs) -> list[Line]:
         """Header and the rows around the cursor, in at most `height` lines of `cells`; nothing sticks out."""
@@ -347,11 +328,11 @@ class Rows:
         place = max(self._place(), 0)
         if not self.moved and place >= room:
             # nobody chose that row, and the newest are what a live table is for
-            self.cursor, self.left, place = self._shown[0].id, True, 0
-        self._top = min(self._top, place, max(len(self._shown) - room, 0))
-        self._top = max(self._top, place - room + 1)
+            self.cursor, self.left, place = self.shown[0].id, True, 0
+        self.above = min(self.above, place, max(len(self.shown) - room, 0))
+        self.above = max(self.above, place - room + 1)
         shown = [self._header(chosen, glyphs)]
-        for item in self._shown[self._top : self._top + room]:
+        for item in self.shown[self.above : self.above + room]:
             here = item.id == self.cursor
             parts: list[Part] = [(f"{glyphs.cursor} " if here else "  ", "accent")]
             by_name = dict(zip((column.name for column in self.columns), item.cells, strict=True))
@@ -489,8 +470,8 @@ class TablePane(Vertical):
         self.frozen_at: float | None = None
         self._columns = columns
         self._title = title
-        self._key = key
-        self._query = query
+        self.key_asked = key  # of the newest answer to the present question
+        self.asked = query
         self._rows_of = rows_of
         self._empty = empty
         self._makes = makes
@@ -510,10 +491,10 @@ class TablePane(Vertical):
 
     def wants(self) -> Mapping[str, Question]:
         """For `FedScreen.wants`: the newest page, and an older one while the cursor is near the last row."""
-        if not self._key or self.frozen_at is not None:
+        if not self.key_asked or self.frozen_at is not None:
             return {}
-        name, arguments = self._query
-        wanted: dict[str, Question] = {self._key: (name, {**arguments, "limit": PAGE_ROWS})}
+        name, arguments = self.asked
+        wanted: dict[str, Question] = {self.key_asked: (name, {**arguments, "limit": PAGE_ROWS})}
         before = self.rows.wants_older()
         if before is not None:
             wanted[self._older_key(before)] = (name, {**arguments, "limit": PAGE_ROWS, "before": before})
@@ -526,25 +507,20 @@ class TablePane(Vertical):
             query: its name and arguments.
             key: of its answer; by default made of the query, so that no answer to another one is taken for its rows.
         """
-        if query == self._query:
+        if query == self.asked:
             return
-        text, self._query, self._taken = self.rows.filter_text, query, {}
-        self._key = key or " ".join([query[0], *(f"{name} {value}" for name, value in query[1].items())])
+        text, self.asked, self._taken = self.rows.filter_text, query, {}
+        self.key_asked = key or " ".join([query[0], *(f"{name} {value}" for name, value in query[1].items())])
         self.rows = type(self.rows)(self._columns, self.rows.id_of)
         self.rows.filter(text)
-
-    @property
-    def key_asked(self) -> str:
-        """Return the key of the newest answer in `Snapshot.answers` to the current question."""
-        return self._key
 
     def take(self, snapshot: Snapshot) -> None:
         """Take the answers for this table, unless it is frozen. Call it before `draw`."""
         if self.frozen_at is not None:
             return
-        newest = snapshot.answers.get(self._key)
-        if newest is not None and newest is not self._taken.get(self._key):
-            self._taken[self._key] = newest
+        newest = snapshot.answers.get(self.key_asked)
+        if newest is not None and newest is not self._taken.get(self.key_asked):
+            self._taken[self.key_asked] = newest
             answer = mapping(newest)
             size = answer.get("size")
             total = answer.get("total", size)
@@ -564,12 +540,7 @@ class TablePane(Vertical):
 
     def _older_key(self, before: Any) -> str:
         # the place is part of the key, so that no answer can be taken for another page's
-        return f"{self._key} before {before}"
-
-    @property
-    def asked(self) -> Question:
-        """The query that these rows come from."""
-        return self._query
+        return f"{self.key_asked} before {before}"
 
     def selected(self) -> Item | None:
         return self.rows.selected()
@@ -583,14 +554,16 @@ class TablePane(Vertical):
         size = lines.size
         snapshot, now = fed.snapshot, fed.now()
         told: list[Line] = []
-        if self._key and self.frozen_at is None:  # frozen, it asks for nothing, and its title says so
-            told = conditions.answer_lines(snapshot, self._key, now, size.width, opened_at=self.fed_screen.opened_at)
+        if self.key_asked and self.frozen_at is None:  # frozen, it asks for nothing, and its title says so
+            told = conditions.answer_lines(
+                snapshot, self.key_asked, now, size.width, opened_at=self.fed_screen.opened_at
+            )
         rows: list[Line]
         if not self.rows.arrived:
-            lost = conditions.is_lost(snapshot, self._key)
-            if lost and not self._key:
+            lost = conditions.is_lost(snapshot, self.key_asked)
+            if lost and not self.key_asked:
                 rows = [line((conditions.NOT_READ, "dim"))]
-            elif lost or self._key in snapshot.refused:
+            elif lost or self.key_asked in snapshot.refused:
                 rows = []
             else:
                 rows = skeleton(self._columns, size.width, size.height, fed.glyphs)

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from console.actions import command_line, json_lines
 from console.base import Lines
-from console.table_screen import Filter, FilterLine, RowLines, Rows, Subject, TablePane, TableScreen, Term, parse_filter
+from console.table_screen import FilterLine, RowLines, Rows, Subject, TablePane, TableScreen, parse_filter
 from fedsilo.control.answers import AuditStatus, RecordPage
 from fedsilo.views import audit
 from fedsilo.views.audit import COLUMNS, CONTROL, CONTROL_NAMES
 from fedsilo.views.conditions import ADDS_CONTROL
 from fedsilo.views.lines import Line, line, wrap
-from fedsilo.views.state import Question, Snapshot, text_of
+from fedsilo.views.state import Question, text_of
 
 
 @dataclass(frozen=True)
@@ -78,34 +78,18 @@ def seeks_control(typed: str) -> bool:
     return any(word.startswith(CONTROL) or word in CONTROL_NAMES for word in words)
 
 
-@dataclass(frozen=True)
-class WithoutControl(Filter):
-    """Records that match the filter, without control messages that were not refused."""
-
-    def passes(self, texts: Mapping[str, str]) -> bool:
-        polls = texts["kind"].startswith(CONTROL) and texts["decision"] != "deny"
-        return not polls and super().passes(texts)
-
-
 class ChainRows(Rows):
     """Rows of a log: a filter's first event and text are the daemon's to compare."""
 
-    control: bool = True  # False: allowed control messages are left out here, for a daemon that cannot
-
     def filter(self, text: str) -> None:
-        self._filter_text = text
-        names = [column.name for column in self.columns]
-        self._filter = parse_filter(asked_of(text).rest, names)
-        if not self.control:
-            self._filter = WithoutControl((*self._filter.terms, Term("")))  # one that every row has, so that it counts
+        self.filter_text = text
+        self._filter = parse_filter(asked_of(text).rest, [column.name for column in self.columns])
         self._settle()
 
 
 STATUS = "audit.status"
 VERIFY = "audit.verify"
 TALL_ROWS_MIN = 30  # below that the rows are worth more than what the screen does not show
-UNKNOWN_ARGUMENT = "INVALID_INPUT"  # the code with which a daemon refuses an argument that it does not take
-LEFT_OUT_HERE = "this daemon cannot leave control messages out, so they are left out here, page by page"
 LIMITS_OF_IT = "the daemon's own word; fedsilo audit verify with the logs of all parties depends on no daemon"
 
 
@@ -117,7 +101,6 @@ class ChainPane(TablePane):
         self.rows = ChainRows(COLUMNS, self.rows.id_of)
         self.program = "silo"  # whose log it is
         self.control_chosen: bool | None = None  # by somebody; until then the filter says it
-        self.control_refused = False  # the daemon does not take the argument
         self.ask_for()
 
     @property
@@ -127,24 +110,12 @@ class ChainPane(TablePane):
 
     def ask_for(self) -> None:
         """Ask for the records of the filter."""
-        control = self.control
-        question = question_of(self.rows.filter_text, control=control or self.control_refused)
+        question = question_of(self.rows.filter_text, control=self.control)
         if question != self.asked:
             self.frozen_at = None  # the daemon filters, so other rows come than those that were frozen
         arguments = [f"{name} {value}" for name, value in question[1].items() if name != "control"]
         # the question is part of the key, so that an answer to the one before is not taken for this one's
         self.ask_otherwise(question, key=" ".join(["audit", *arguments, *(["control"] if _is_whole(question) else [])]))
-        rows, here = cast("ChainRows", self.rows), control or not self.control_refused
-        if rows.control is not here:
-            rows.control = here
-            rows.filter(rows.filter_text)
-
-    def take(self, snapshot: Snapshot) -> None:
-        asked = "control" in self.asked[1]
-        if asked and snapshot.refused.get(self.key_asked, ("", ""))[0] == UNKNOWN_ARGUMENT:
-            self.control_refused = True
-            self.ask_for()
-        super().take(snapshot)
 
     def ask_otherwise(self, query: Question, *, key: str = "") -> None:
         super().ask_otherwise(query, key=key)
@@ -249,8 +220,6 @@ class AuditScreen(TableScreen):
         )  # fmt: skip
         if status is not None and self.app.size.height >= TALL_ROWS_MIN:
             lines += wrap(LIMITS_OF_IT, cells, "dim")
-        if not self.table.control and self.table.control_refused:
-            lines += wrap(LEFT_OUT_HERE, cells, "accent")
         if self._asks_to_verify:
             lines += [line(("asked the daemon to verify", "accent"))]
         if self._sought is not None and rows.arrived and rows.newer:

@@ -98,7 +98,7 @@ class LogRows(Rows):
             super().filter(text)
             return
         pattern, self.why_not = pattern_of(text[1:])
-        self._filter_text = text
+        self.filter_text = text
         terms = (Term(text),) if text[1:] else ()
         self._filter = Filter() if pattern is None else Matching(terms, pattern)
         self._settle()
@@ -108,8 +108,8 @@ class LogRows(Rows):
     ) -> None:
         """Take the newest page as any table does; until somebody moves it, the cursor follows the newest line."""
         super().take_newest(page, following, total=total, reaches=reaches)
-        if not self.moved and self._shown:
-            self.cursor = self._shown[0].id
+        if not self.moved and self.shown:
+            self.cursor = self.shown[0].id
 
     def _settle(self) -> None:
         try:
@@ -128,19 +128,19 @@ class LogRows(Rows):
         room = max(height - 1, 1)
         place = max(self._place(), 0)
         if not self.moved:
-            self.cursor, place, self._top = self._shown[0].id, 0, 0
-        first = min(self._top, place)
-        blocks = [self._block(item, cells, glyphs) for item in self._shown[first : place + 1]]
+            self.cursor, place, self.above = self.shown[0].id, 0, 0
+        first = min(self.above, place)
+        blocks = [self._block(item, cells, glyphs) for item in self.shown[first : place + 1]]
         while len(blocks) > 1 and sum(map(len, blocks)) > room:
             blocks.pop(0)
             first += 1
-        for item in self._shown[place + 1 :]:
+        for item in self.shown[place + 1 :]:
             if sum(map(len, blocks)) >= room:
                 break
             blocks.append(self._block(item, cells, glyphs))
-        self._top = first
+        self.above = first
         self._drawn = [
-            item.id for item, block in zip(self._shown[first:], blocks, strict=False) for _ in block
+            item.id for item, block in zip(self.shown[first:], blocks, strict=False) for _ in block
         ]  # fmt: skip
         return [header, *[row for block in blocks for row in block][:room]]
 

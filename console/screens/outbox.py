@@ -79,7 +79,7 @@ class MessagePane(TablePane):
             control: allowed control messages too.
         """
         arguments = {**({"verdict": verdict} if verdict else {}), **({"control": True} if control else {})}
-        if self._query == (self.direction, arguments):
+        if self.asked == (self.direction, arguments):
             return False
         # the question is part of the key, so that an answer to the one before is not taken for this one's
         key = " ".join([self.direction, *([verdict] if verdict else []), *(["control"] if control else [])])

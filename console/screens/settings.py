@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from console.table_screen import Item, Subject, TableScreen
-from console.theme import THEMES
 from fedsilo.views import settings
 from fedsilo.views.lines import Line
 from fedsilo.views.settings import ASCII_ONLY, THEME, Own, ShownSetting
@@ -80,17 +79,12 @@ class SettingsScreen(TableScreen):
         row = item.row
         key = row.key if row.of == settings.CONSOLE else ""
         if key == THEME:
-            self._next_theme()
+            self._chosen_here.add(THEME)
+            self.fed.next_theme()
+            self.redraw()
         elif key == ASCII_ONLY:
             self._chosen_here.add(ASCII_ONLY)
             self.fed.ascii_only = not self.fed.ascii_only
             self.redraw()
         else:
             super().open_row(item)
-
-    def _next_theme(self) -> None:
-        names = list(THEMES)
-        here = names.index(self.fed.theme) if self.fed.theme in names else -1
-        self._chosen_here.add(THEME)
-        self.fed.theme = names[(here + 1) % len(names)]
-        self.redraw()

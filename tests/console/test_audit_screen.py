@@ -394,25 +394,6 @@ async def test_a_filter_asks_the_daemon_for_the_event_and_the_text_also_over_fro
         desk.shows("none of 9,000 rows passes the filter; a rejection is event approval.deny")
 
 
-@pytest.mark.parametrize(("code", "left_out"), [("INVALID_INPUT", True), ("NOT_ALLOWED", False)])
-async def test_where_a_daemon_cannot_leave_polls_out_they_are_left_out_here(code: str, left_out: bool) -> None:
-    log = Log(1000, polls=True)
-    async with console() as desk:
-        await desk.show(silo())
-        await desk.press("6")
-        await desk.answer("audit", None, refused=(code, "no"))
-        screen = desk.app.screen
-        assert isinstance(screen, AuditScreen) and bool(screen.table.control_refused) is left_out
-        if left_out:
-            await answer_all(desk, log)
-            rows = [to_json(item.row) for item in screen.table.rows.shown]
-            assert rows and not any(map(is_poll, rows)) and "control" not in log.asked[-1][1]
-            desk.shows("this daemon cannot leave control messages out")
-            await desk.press("c")
-            await answer_all(desk, log)
-            assert any(is_poll(to_json(item.row)) for item in screen.table.rows.shown)
-
-
 CONTROL_KINDS = sorted(kind for kind in (OUTBOUND_KINDS | INBOUND_KINDS) if kind.startswith("control."))
 
 

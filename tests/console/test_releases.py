@@ -60,7 +60,7 @@ def test_each_is_held_by_the_policy_and_can_be_answered(folder: Path, truth: dic
         assert (release.id, release.digest, release.run) == (row["release"], row["digest"], row["run"])
         assert release.answerable and release.count("deny") == 0 and release.count("hold") >= 1
         assert alone.query("approval", {"release": release.id})["digest"] == release.digest
-        assert not alone.header.share_safe
+        assert not alone.share_safe
         alone.seek(5.0)
         assert next(alone.watch(0)).name in ("release.held", "sent")
 
