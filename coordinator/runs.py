@@ -761,7 +761,8 @@ class ActiveRun:
         before = db.server_state_of(session, self.name, row.number)
         state = ServerState(blobs.get(before) if before else None)
         uploads = [blobs.get(digest) for digest in result.upload_digests]
-        made = aggregate(blobs, master, uploads, how, fixed=self.plan.lora.fixed_in(row.number), state=state)
+        fixed = self.method.fixed_in(self.plan, row.number)
+        made = aggregate(blobs, master, uploads, how, fixed=fixed, state=state)
         if state.after is not None:
             if result.receiver != EVERYBODY:
                 raise OperationError(f"{self.plan.method} keeps a state beside a result that is not for all")

@@ -166,8 +166,8 @@ def demo(
         str,
         typer.Option(
             "--method",
-            help="pubswap, pubswap-random, public-no-swap, self-swap, key-swap, public-sft, fedavg-grpo, local-only, "
-            "responses-only.",
+            help="pubswap, pubswap-random, public-no-swap, self-swap, key-swap, public-sft, fedavg-grpo, fedsa-lora, "
+            "local-only, responses-only.",
         ),
     ] = ("pubswap"),
     exchange: Annotated[

@@ -173,12 +173,12 @@ class Measuring:
             self.on_tuning[task.round] = beside
         return done_message(task, {**done.metrics, "grading_failures": {}}, bytes(done.body))
 
-    def measure_own(self, number: int, session: Session, plan: Mapping[str, Any]) -> None:
-        """Measure what a silo has trained by the end of a round on the tuning rows, beside the run."""
+    def measure_own(self, number: int, own: Mapping[str, codec.Array], plan: Mapping[str, Any]) -> None:
+        """Measure what a silo has of its own by the end of a round on the tuning rows, beside the run."""
         if not self.tuning:
             return
         payload = codec.encode_factors(
-            session.values(),
+            own,
             base_digest="",
             schema_sha256="",
             rank=plan["lora_schema"]["rank"],
@@ -233,11 +233,11 @@ class TrainerHere(TrainerHandle):
             self._plan = message.fields
             return LinkMessage("planned", begin(self.session, message.fields))
         task = task_from_fields(message.fields, message.body)
-        if isinstance(task, Evaluate):
+        if isinstance(task, Evaluate) and not (task.digest and self.session.keeps_part):
             return self.measuring.answer(task, message.body, self._plan)
         done = self.session.carry_out(task, message.body)
-        if isinstance(task, EvaluateOwn):
-            self.measuring.measure_own(task.round, self.session, self._plan)
+        if isinstance(task, Evaluate | EvaluateOwn):
+            self.measuring.measure_own(task.round, self.session.values(message.body), self._plan)
         drawn = task.rows if isinstance(task, PrivateStep) else ()
         self.figures.append(Figure(task.name, task.round, task.step, done.metrics, tuple(drawn)))
         return done_message(task, {**done.metrics, "grading_failures": {}}, bytes(done.body))

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from fedsilo.protocol.aggregation import Aggregate, averaged
-from fedsilo.protocol.factors import TURNS, UPDATE_KIND
+from fedsilo.protocol.factors import TURNS, UPDATE_KIND, Fixed
 from fedsilo.protocol.kinds import TENSOR_KINDS
 from fedsilo.protocol.plan import Options, Plan
 from fedsilo.protocol.tasks import EvaluateOwn, LoadOwn, TrainerTask
@@ -248,6 +248,8 @@ class Method:
         swaps: whether silos wait for each other's answers at each public step under `exchange: step`.
         options: model of what a plan may say of this method alone (`Plan.options`).
         same_model: whether all silos must have one base model, tokenizer and template, as what crosses is of one.
+        stays: which factors are trained and never leave a silo, so that each goes on with its own; only where nothing
+            is frozen.
         solutions: whether it takes the solutions of the public file, so that each row must have one.
     """
 
@@ -263,13 +265,15 @@ class Method:
     exchanges: frozenset[str] = frozenset({"step"})
     swaps: bool = False
     options: type[Options] = Options
+    stays: Fixed = "none"
     solutions: bool = False
     same_model: bool = True
 
     @property
     def keeps_own(self) -> bool:
-        """Return whether each silo goes on from round to round with what it has trained itself."""
-        return LoadOwn in self.tasks
+        """Return whether each silo goes on from round to round with what it has trained itself, or with a part of
+        it."""
+        return LoadOwn in self.tasks or self.stays != "none"
 
     @property
     def evaluates_own(self) -> bool:
@@ -280,7 +284,11 @@ class Method:
     def averages(self) -> bool:
         """Return whether it sends updates that are averaged, so that a plan may ask for a median or a trimmed mean in
         its place."""
-        return self.aggregate is averaged and not self.keeps_own
+        return self.aggregate is averaged and bool(self.kinds & TENSOR_KINDS)
+
+    def fixed_in(self, plan: Plan, number: int) -> Fixed:
+        """Return what the uploads of a round do not hold, so that it comes down as it went."""
+        return plan.lora.fixed_in(number) if self.stays == "none" else self.stays
 
     def kinds_under(self, plan: Plan) -> frozenset[str]:
         """The kinds that a silo may offer in a run of this plan: what is trained decides which ones carry it."""

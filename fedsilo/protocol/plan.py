@@ -141,9 +141,14 @@ class Lora(_Closed):
         """Return what is neither trained nor sent in a round."""
         return fixed_in(self.freeze, number)
 
-    def update_kind(self, number: int) -> str:
-        """Return the kind of the message by which a round's update leaves a silo."""
-        return UPDATE_KIND[self.fixed_in(number)]
+    def update_kind(self, number: int, stays: Fixed = "none") -> str:
+        """Return the kind of the message by which a round's update leaves a silo.
+
+        Args:
+            number: of the round.
+            stays: what the method trains and leaves at each silo.
+        """
+        return UPDATE_KIND[self.fixed_in(number) if stays == "none" else stays]
 
 
 class SiloModel(_Closed):

@@ -64,7 +64,7 @@ from fedsilo.protocol.rounds import (
     message_at_silo,
     silo_step,
 )
-from fedsilo.protocol.tasks import FIRST, LoadAdapter, LoadOwn, LoadReference, TrainerTask
+from fedsilo.protocol.tasks import FIRST, LoadAdapter, LoadReference, TrainerTask
 from fedsilo.protocol.transcript import transcript_from_canonical
 from policies.schema import LoraSchema
 from silo.guard.acceptance import Acceptance
@@ -543,7 +543,7 @@ class SiloRun:
             body = self.manager.adapter(digest) if digest else task.body()
         if isinstance(task, LoadAdapter):
             self._loaded = task
-        if isinstance(task, LoadOwn):
+        if task.begins_round and self.method.keeps_own:
             self.manager.note_own(task.round)
         if task.opens_exchange:
             self.manager.change_view(open_step=task.step)

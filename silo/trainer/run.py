@@ -10,19 +10,20 @@ import dataclasses
 import resource
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedsilo.protocol.codec import Buffer, decode_factors
+from fedsilo.protocol.codec import Array, Buffer, decode_factors
 from fedsilo.protocol.errors import OperationError
+from fedsilo.protocol.factors import Fixed, is_fixed
 from fedsilo.protocol.plan import Plan
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.reusable_buffer import ReusableBuffer
-from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.adapters import TrainedState
 from silo.trainer.agreement import AgreementWatch, Limits
 from silo.trainer.data import Grader, Prompt, PromptSet, Split, TaskRow, TextCodec, grade_distinct
 from silo.trainer.grpo import Answer, Group, Learner, has_zero_variance
@@ -122,6 +123,7 @@ class Run:
         on_phase, seconds: as of the session.
         buffer: memory of what is exported; None: what this process exports goes nowhere.
         processes: that do the same tasks together.
+        stays: which factors this silo trains and goes on with by itself.
         base_digest: of the adapter that the open round started from; empty: none was loaded.
         open_step: the public step that waits for donors.
         donors_trained: in the open round.
@@ -136,7 +138,7 @@ class Run:
     private: PromptSet
     public: PromptSet
     held_out: PromptSet
-    adapter: LoraAdapter
+    adapter: TrainedState
     learner: Learner
     engine: RolloutEngine
     agreement: AgreementWatch
@@ -144,6 +146,7 @@ class Run:
     seconds: Callable[[], float]
     buffer: ReusableBuffer | None
     processes: int
+    stays: Fixed = "none"
     base_digest: str = ""
     open_step: OpenStep | None = None
     donors_trained: int = 0
@@ -154,7 +157,16 @@ class Run:
         """Make the model compute this adapter inside the block, or the base model where there is none; prompts are of
         this source."""
         self.engine.use(source)
-        return self.adapter.replaced_by(decode_factors(payload).tensors) if payload else self.adapter.off()
+        return self.adapter.replaced_by(self.tensors_of(payload)) if payload else self.adapter.off()
+
+    def tensors_of(self, payload: Buffer) -> Mapping[str, Array]:
+        """Return the tensors of an adapter, with this silo's own in the place of those that stay here. The adapter that
+        a run begins with is taken as it is."""
+        tensors = decode_factors(payload).tensors
+        if self.stays == "none" or self.position is None:
+            return tensors
+        own = self.adapter.values()
+        return {name: own[name] if is_fixed(name, self.stays) else values for name, values in tensors.items()}
 
 
 @dataclass

@@ -10,16 +10,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fedsilo.protocol.codec import Array, Buffer
 from fedsilo.protocol.errors import OperationError, UsageError
 from fedsilo.protocol.factors import is_shift
-from fedsilo.protocol.methods import require_donor_logp
+from fedsilo.protocol.methods import method_named, require_donor_logp
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import TrainerTask
 from silo.reusable_buffer import ReusableBuffer
-from silo.trainer.adapters.lora import LoraAdapter, LoraShape
+from silo.trainer.adapters import TrainedState, state_for
+from silo.trainer.adapters.lora import LoraShape
 from silo.trainer.agreement import AgreementWatch, keyed_draw
 from silo.trainer.data import Grader, Mark, PromptSet, encode_prompts, mark_of, split_holdout
 from silo.trainer.grpo import Learner
@@ -86,11 +87,11 @@ class Session:
                 f"max_prompt_tokens {limit} + max_new_tokens {plan.rollout.max_new_tokens} exceed the model's "
                 f"context of {context}"
             )
-        self._run = self._run_of(plan, LoraAdapter(material.model, shape), private, public, held_out)
+        self._run = self._run_of(plan, state_for(material.model, shape), private, public, held_out)
         return {"private": private.overlong, "public": public.overlong, "held_out": held_out.overlong}
 
     def _run_of(
-        self, plan: Plan, adapter: LoraAdapter, private: PromptSet, public: PromptSet, held_out: PromptSet
+        self, plan: Plan, adapter: TrainedState, private: PromptSet, public: PromptSet, held_out: PromptSet
     ) -> Run:
         """Put together what the run's tasks work on."""
         material, group, servers = self._material, self._group, self._material.rollout
@@ -140,9 +141,10 @@ class Session:
             # what any other process than the first of a group makes goes nowhere, and is not kept room for
             buffer=ReusableBuffer() if group is None else None,
             processes=1 if group is None else group.size,
+            stays=method_named(plan.method).stays,
         )
 
-    def _engine(self, adapter: LoraAdapter) -> RolloutEngine:
+    def _engine(self, adapter: TrainedState) -> RolloutEngine:
         material, stop_ids = self._material, self._material.codec.stop_ids
         if material.rollout is not None:
             return VllmEngine(
@@ -162,9 +164,16 @@ class Session:
         run."""
         return len(self._begun.private.by_row)
 
-    def values(self) -> dict[str, Array]:
-        """Return what the run trains, by wire name, as it is now. Raises UsageError: no run has begun."""
-        return self._begun.adapter.values()
+    def values(self, payload: Buffer = b"") -> Mapping[str, Array]:
+        """Return what the run trains, by wire name, as it is now, or as this silo computes with the adapter `payload`.
+        Raises UsageError: no run has begun."""
+        run = self._begun
+        return run.tensors_of(payload) if payload else run.adapter.values()
+
+    @property
+    def keeps_part(self) -> bool:
+        """Return whether this silo computes with a part of its own in every adapter of the open run."""
+        return self._run is not None and self._run.stays != "none"
 
     def logp_of(self, round_number: int, step: int, row: int, position: int) -> tuple[float, ...]:
         """Return the log-probabilities of an answer that this session offered, as it sampled them; empty where it

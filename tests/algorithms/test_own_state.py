@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from coordinator.aggregate import initial_adapter
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import decode_factors
+from fedsilo.protocol.errors import UsageError
+from fedsilo.protocol.methods import require_exchange
 from fedsilo.protocol.plan import Plan
-from fedsilo.protocol.tasks import Evaluate, EvaluateOwn, LoadAdapter, LoadOwn, PrivateStep, TrainerTask
+from fedsilo.protocol.tasks import Evaluate, EvaluateOwn, ExportDelta, LoadAdapter, LoadOwn, PrivateStep, TrainerTask
 from policies.schema import LoraSchema
 from silo.trainer.adapters.lora import LoraShape
 from silo.trainer.resume import StateFile
@@ -113,3 +116,75 @@ def test_without_its_file_it_would_begin_anew(tmp_path: Path) -> None:
     lost, _ = bare_session(PLAN)
     lost.carry_out(LoadOwn(2))
     assert not equal(held(lost), held(session))
+
+
+# ---- fedsa-lora: A is shared, B stays ---------------------------------------------------------------------
+
+
+SHARED = make_plan(method="fedsa-lora", rounds=3)
+
+
+def test_of_both_factors_one_leaves_and_the_next_round_goes_on_with_the_silos_own_other() -> None:
+    session, shape = bare_session(SHARED)
+    start = start_of(shape, SHARED)
+    for task in round_of(1, LoadAdapter(1, "1" * 64)):
+        session.carry_out(task, start if isinstance(task, LoadAdapter) else b"")
+    trained, before = held(session), decode_factors(start).tensors
+    update = decode_factors(session.carry_out(ExportDelta(1)).body).tensors
+    assert set(update) == {name for name in shape.shapes if name.endswith(".lora_A")}
+    assert all(np.array_equal(update[name], trained[name] - before[name]) for name in update)
+    assert all(trained[name].any() for name in shape.shapes), "B is trained as well"
+    mean = {name: 2 * values for name, values in trained.items()}  # of both factors, as no coordinator sends it
+    session.carry_out(LoadAdapter(2, "2" * 64), payload_of(shape, mean))
+    now = held(session)
+    assert all(np.array_equal(now[name], (mean if name in update else trained)[name]) for name in now)
+
+
+def test_a_silo_is_measured_with_the_shared_factors_and_its_own() -> None:
+    session, shape = bare_session(SHARED)
+    for task in round_of(1, LoadAdapter(1, "1" * 64)):
+        session.carry_out(task, start_of(shape, SHARED) if isinstance(task, LoadAdapter) else b"")
+    trained = held(session)
+    shared = {name: values * (3000 if name.endswith(".lora_A") else 0) for name, values in trained.items()}
+    done = session.carry_out(Evaluate(1, "a" * 64), payload_of(shape, shared))
+    assert equal(held(session), trained)
+    other, _ = bare_session(make_plan(rounds=3))
+    both = {name: shared[name] if name.endswith(".lora_A") else trained[name] for name in trained}
+    expected = other.carry_out(Evaluate(1, "a" * 64), payload_of(shape, both))
+    assert bytes(done.body) == bytes(expected.body)
+    without = other.carry_out(Evaluate(1, "a" * 64), payload_of(shape, shared))
+    assert bytes(without.body) != bytes(expected.body)
+
+
+@pytest.mark.parametrize("killed", [frozenset({0}), frozenset({2, 3}), frozenset(range(9))])
+def test_a_killed_trainer_goes_on_with_its_own_factors(tmp_path: Path, killed: frozenset[int]) -> None:
+    def played(session: Session, killed: frozenset[int]) -> Session:
+        file, place = StateFile(tmp_path, SECRET), 0
+        for number in (1, 2, 3):
+            # what comes down has zeros in the place of what stays, as a coordinator has none of it
+            a = {name: values * name.endswith(".lora_A") for name, values in held(session).items()}
+            payload = start_of(shape, SHARED) if number == 1 else payload_of(shape, a)
+            for task in round_of(number, LoadAdapter(number, f"{number:064x}")):
+                session.carry_out(task, payload if isinstance(task, LoadAdapter) else b"")
+                file.save(session.state())
+                if place in killed:
+                    session, _ = bare_session(SHARED)
+                    state = file.load()
+                    assert state is not None and session.restore(state)
+                place += 1
+        return session
+
+    first, shape = bare_session(SHARED)
+    undisturbed = held(played(first, frozenset()))
+    assert equal(held(played(bare_session(SHARED)[0], killed)), undisturbed)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"lora": {**SHARED.lora.model_dump(), "freeze": "A", "frozen_sha256": "a" * 64}}, {"aggregate": "fedex"}],
+)
+def test_nothing_is_frozen_and_no_product_averaged_where_a_factor_stays(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as refused:
+        require_exchange(make_plan(**{"method": "fedsa-lora", **changes}))
+    assert refused.value.code == "STAYS"
+    assert require_exchange(make_plan(method="fedsa-lora", aggregate="median", silos=("a", "b", "c"), quorum=3))

@@ -1,4 +1,5 @@
-"""Runs of two rounds whose aggregation is exact, each under its own ruleset: they finish, and their logs verify."""
+"""Runs of two rounds whose aggregation is exact, in all that is shared, each under its own ruleset: they finish, and
+their logs verify."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from fedsilo.audit.audit_verify import verify_logs
 from fedsilo.demo.data import write_digit_folder
@@ -17,11 +19,13 @@ from fedsilo.files.adapter_folder import adapter_sha256
 
 pytestmark = pytest.mark.torch
 SEED, SILOS, STEPS = 5, 2, 2
+NAME = "adapter_model.safetensors"
 KINDS = {
     "rolora": {"lora.factor_a", "lora.factor_b"},
     "fed-sb": {"lora.core_r"},
     "fedex": {"lora.factors"},
     "flora": {"lora.factors"},
+    "fedsa-lora": {"lora.factor_a"},
 }  # fmt: skip
 
 
@@ -49,14 +53,19 @@ def played(folder: Path, ruleset: str, **changes: Any) -> tuple[Sites, CellResul
 )
 def test_a_run_of_two_rounds_finishes(tmp_path_factory: pytest.TempPathFactory, ruleset: str) -> None:
     changes = {"aggregate": ruleset} if ruleset in ("fedex", "flora") else {}
+    changes |= {"method": ruleset} if ruleset == "fedsa-lora" else {}
     sites, result = played(tmp_path_factory.mktemp("cell"), ruleset, **changes)
     assert result.record["state"] == "finished" and not result.refused, result.record["reason"]
     kinds = {kind for _, kind in result.traffic if not kind.startswith("control.")}
     assert kinds == KINDS[ruleset] | {"metrics.eval"}
     notes = [note for row in result.record["rounds"] for note in row["notes"] if note["name"] == "shift"]
-    assert len(notes) == (2 if changes else 0)
+    assert len(notes) == (2 if "aggregate" in changes else 0)
     assert all(note["l2"] > 0 and note["rank"] <= RANK * SILOS * 2 for note in notes)
-    (folder,) = {path.parent for path in sites.coordinator.folder.rglob("run-1/adapter/adapter_model.safetensors")}
+    (folder,) = {path.parent for path in sites.coordinator.folder.rglob(f"run-1/adapter/{NAME}")}
     if ruleset != "fed-sb":
         assert adapter_sha256(folder, result.record["plan"]["lora"]) == result.record["adapter_sha256"]
+    if ruleset == "fedsa-lora":
+        assert all(values.any() == name.endswith("lora_A.weight") for name, values in load_file(folder / NAME).items())
+        of_silos = [each["pass_at_1"] for each in result.record["rounds"][-1]["metrics"].values()]
+        assert len(of_silos) == SILOS and of_silos[0] != of_silos[1], "each has another B"
     assert all(row["verified"] for row in verify_logs([site.audit_log for site in sites.all()]))

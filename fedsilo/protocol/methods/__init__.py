@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.method import Method
 from fedsilo.protocol.methods import pubswap
-from fedsilo.protocol.plan import Plan
+from fedsilo.protocol.plan import SHIFTING, Plan
 from fedsilo.protocol.tasks import TrainerTask
 
 METHODS: dict[str, Method] = {method.name: method for method in (*pubswap.METHODS,)}
@@ -32,8 +32,9 @@ def require_exchange(plan: Plan) -> Method:
     Raises:
         UsageError: there is no such method, or it does not have this exchange; SILO_STEPS: some silos take fewer
             steps, and the others would wait for them all the same; AGGREGATE, SERVER_OPTIMISER: it does not average
-            updates; START_ADAPTER: it hands no adapter out, with which a run could start; MODELS: it takes one model
-            for all; OPTIONS: it has no such option, or not with that value.
+            updates; STAYS: some factors stay at each silo, and the plan freezes them or averages products of them;
+            START_ADAPTER: it hands no adapter out, with which a run could start; MODELS: it takes one model for all;
+            OPTIONS: it has no such option, or not with that value.
     """
     method = method_named(plan.method)
     if plan.exchange not in method.exchanges:
@@ -53,6 +54,13 @@ def require_exchange(plan: Plan) -> Method:
             f"{plan.method} does not average updates, so no {plan.aggregate} can stand in the mean's place",
             hint="aggregate: mean",
             code="AGGREGATE",
+        )
+    if method.stays != "none" and (plan.lora.freeze != "none" or plan.aggregate in SHIFTING):
+        raise UsageError(
+            f"{plan.method} trains both factors and leaves {method.stays} at each silo, so none can be frozen and no "
+            "product be averaged",
+            hint="lora.freeze: none, and aggregate: mean, median or trimmed_mean",
+            code="STAYS",
         )
     if plan.models and method.same_model:
         unlike = sorted(name for name, each in METHODS.items() if not each.same_model)

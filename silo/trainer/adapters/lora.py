@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedsilo.protocol.codec import Array, Buffer, factors_head, joined_factors
 from fedsilo.protocol.errors import PeerError, UsageError, WireCode
-from fedsilo.protocol.factors import TURNS, Freeze, fixed_in, freeze_named, is_fixed, is_shift
+from fedsilo.protocol.factors import TURNS, Fixed, Freeze, fixed_in, freeze_named, is_fixed, is_shift
 from silo.reusable_buffer import ReusableBuffer
 from silo.trainer.decoder import Decoder, Pair
 
@@ -148,15 +148,11 @@ class LoraAdapter:
             for (name, parameter), start in zip(self._trained.items(), self.start, strict=True)
         }
 
-    def exported(self, base_digest: str, schema_sha256: str, buffer: ReusableBuffer | None) -> Buffer:
-        """Return the payload of `delta`.
-
-        Args:
-            base_digest: of the adapter at the round's start.
-            schema_sha256: of the plan.
-            buffer: memory for it; None: memory of its own.
-        """
-        delta = self.delta()
+    def exported(
+        self, base_digest: str, schema_sha256: str, buffer: ReusableBuffer | None, stays: Fixed = "none"
+    ) -> Buffer:
+        """Return the payload of `delta`; arguments as of `TrainedState.exported`."""
+        delta = {name: values for name, values in self.delta().items() if not is_fixed(name, stays)}
         header, size_bytes = factors_head(
             delta,
             base_digest=base_digest,

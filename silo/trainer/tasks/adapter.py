@@ -1,5 +1,6 @@
 """LoadAdapter begins a round with an adapter, LoadOwn with what this silo has trained; ExportDelta ends it with the
-difference of the local factors to the round's start. LoadReference brings the adapter that the KL term is against."""
+difference of the local factors to the round's start. LoadReference brings the adapter that the KL term is against. Of
+what a method leaves to each silo (`Run.stays`), neither comes in nor goes out anything."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from silo.trainer.scale_out import BAD_TASK
 
 def load(run: Run, task: LoadAdapter, body: Buffer) -> Done:
     """Begin a round with an adapter. Raises PeerError: the adapter does not fit the schema."""
-    run.adapter.load(decode_factors(body).tensors, task.round)
+    run.adapter.load(run.tensors_of(body), task.round)
     run.base_digest = task.digest
     return _begun(run)
 
@@ -52,5 +53,5 @@ def export_delta(run: Run, task: ExportDelta, body: Buffer) -> Done:
     """Export the difference of the factors to the round's start. Raises OperationError: no adapter was loaded."""
     if not run.base_digest:
         raise OperationError("no adapter was loaded, so there is no difference to export", code=BAD_TASK)
-    payload = run.adapter.exported(run.base_digest, run.plan.lora.schema_sha256, run.buffer)
+    payload = run.adapter.exported(run.base_digest, run.plan.lora.schema_sha256, run.buffer, run.stays)
     return Done({"drift": run.adapter.drift()}, payload)

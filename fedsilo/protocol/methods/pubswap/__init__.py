@@ -10,6 +10,8 @@ plan freezes A.
     worked-key-swap as key-swap, with the file's solutions: its answers with their work
     public-sft      the slots of the public steps are supervised steps on the file's solutions, or else its answers
     fedavg-grpo     no public steps
+    fedsa-lora      as fedavg-grpo, but only the factors A are averaged; each silo goes on with its own B (FedSA-LoRA,
+                    Guo et al. 2025)
     local-only      private steps, and each silo keeps what it trains
     responses-only  as Balanced, and each silo keeps what it trains
 
@@ -25,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from fedsilo.protocol.factors import UPDATE_KIND
 from fedsilo.protocol.method import Half, Method
 from fedsilo.protocol.methods.pubswap import own, round_end, step
 from fedsilo.protocol.methods.pubswap.options import SelfSwap
@@ -129,6 +132,18 @@ PUBLIC_SFT = replace(
     ),
     tasks=_TASKS - {GeneratePublic, PublicStep} | {LikelihoodStep},
 )
+FEDSA_LORA = replace(
+    _method(
+        "fedsa-lora",
+        "private GRPO steps; the factors A are averaged, and each silo keeps its own B",
+        "no-public",
+        frozenset({UPDATE_KIND["B"], "metrics.eval"}),
+        "fedsa-lora",
+    ),
+    coordinator=step.Coordinator("no-public", "B"),
+    silo=step.Silo("no-public", "B"),
+    stays="B",
+)
 LOCAL_ONLY = Method(
     "local-only",
     "private GRPO steps; each silo keeps what it trains, and only figures leave (control)",
@@ -159,6 +174,7 @@ METHODS = (
     WORKED_KEY_SWAP,
     PUBLIC_SFT,
     FEDAVG_GRPO,
+    FEDSA_LORA,
     LOCAL_ONLY,
     RESPONSES_ONLY,
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.factors import Fixed
 from fedsilo.protocol.method import (
     Commit,
     Committed,
@@ -82,7 +83,10 @@ class CoordinatorState:
 
 @dataclass(frozen=True)
 class Coordinator:
+    """The coordinator's half. stays: what is trained and leaves no silo."""
+
     swap: Swap
+    stays: Fixed = "none"
 
     def start(self, plan: Plan, party: str) -> CoordinatorState:
         return CoordinatorState(plan)
@@ -135,7 +139,7 @@ class Coordinator:
 
     def _last_kind(self, plan: Plan, number: int) -> str:
         """Return the kind of the message that ends a silo's part of a round."""
-        return plan.lora.update_kind(number)
+        return plan.lora.update_kind(number, self.stays)
 
     def _given(self, state: CoordinatorState) -> Mapping[str, str]:
         """Return, by silo, what counts towards the quorum of the open round: digests of updates."""
@@ -374,7 +378,10 @@ class SiloState:
 
 @dataclass(frozen=True)
 class Silo:
+    """The silo's half. stays: what is trained and leaves no silo."""
+
     swap: Swap
+    stays: Fixed = "none"
 
     def start(self, plan: Plan, party: str) -> SiloState:
         return SiloState(plan, party)
@@ -474,7 +481,8 @@ class Silo:
             case GeneratePublic(round_number, step) if isinstance(body, pb.PublicResponses):
                 return self._offer(state, Offer("public.responses", round_number, step, body))
             case ExportDelta(round_number) if isinstance(body, pb.Factors):
-                return self._offer(state, Offer(state.plan.lora.update_kind(round_number), round_number, 0, body))
+                kind = state.plan.lora.update_kind(round_number, self.stays)
+                return self._offer(state, Offer(kind, round_number, 0, body))
             case LoadReference():
                 return self._load(replace(state, has_reference=True))
             case LoadAdapter() | PrivateStep() | PublicStep() | LikelihoodStep():
