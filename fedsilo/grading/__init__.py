@@ -8,7 +8,9 @@ a second to load.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol, cast
 
 from fedsilo.grading import mixture
@@ -20,10 +22,17 @@ RESPONSE_CHARACTERS_MAX = 1_000_000
 
 @dataclass(frozen=True)
 class Verifier:
-    """A way to check an answer; `executes` marks one that would run a program, which the coordinator never does."""
+    """A way to check an answer.
+
+    Attributes:
+        name: as configured; what hello, log and run record tell.
+        executes: it runs programs, so that a sandbox is needed and the coordinator refuses it.
+        origin: the distributions that brought its own parts, "PACKAGE VERSION"; empty where all are FedSilo's.
+    """
 
     name: str
     executes: bool = False
+    origin: tuple[str, ...] = ()
 
 
 class _Module(Protocol):
@@ -44,20 +53,27 @@ VERIFIERS: dict[str, Verifier] = {
 __all__ = ["VERIFIERS", "Verdict", "VerdictCode", "Verifier", "check_reference", "grade", "prepare", "require_verifier"]
 
 
-def require_verifier(name: str) -> Verifier:
+def require_verifier(name: str, brought: Mapping[str, str] = MappingProxyType({})) -> Verifier:
     """The verifier of that name, or the mixture of such (mixture.py).
+
+    Args:
+        name: of one, or a mixture.
+        brought: further names that count, with the distribution of each.
 
     Raises:
         UsageError: there is no such verifier here. One that a site brought itself is found by
             `fedsilo.grading.own_verifiers`, not here.
     """
-    if name in VERIFIERS:
-        return VERIFIERS[name]
     parts = mixture.parse(name)
     for part in parts:
-        if part.verifier not in VERIFIERS:
-            raise UsageError(f"unknown verifier {part.verifier!r}", hint=f"one of {', '.join(VERIFIERS)}")
-    return Verifier(name, executes=any(VERIFIERS[part.verifier].executes for part in parts))
+        if part.verifier not in VERIFIERS and part.verifier not in brought:
+            raise UsageError(
+                f"unknown verifier {part.verifier!r}",
+                hint=f"one of {', '.join([*VERIFIERS, *brought])}; at a silo, a package brings its own as an entry "
+                "point of the group fedsilo.verifiers",
+            )
+    executes = any(part.verifier in VERIFIERS and VERIFIERS[part.verifier].executes for part in parts)
+    return Verifier(name, executes, tuple(brought[each.verifier] for each in parts if each.verifier not in VERIFIERS))
 
 
 def grade(verifier: str, response: str, reference: str) -> Verdict:

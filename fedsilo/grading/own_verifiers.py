@@ -21,7 +21,6 @@ import json
 import resource
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +28,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from fedsilo import grading
-from fedsilo.grading import VERIFIERS, mixture, require_verifier
+from fedsilo.grading import VERIFIERS, Verifier, mixture, require_verifier
 from fedsilo.grading.verdict import BAD_REFERENCE, ERROR, Verdict, judged
 from fedsilo.protocol.errors import UsageError
 from fedsilo.protocol.strict_yaml import WrongValueError
@@ -41,47 +40,20 @@ Grade = Callable[[str, str], Verdict]
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class NamedVerifier:
-    """A verifier by name.
-
-    Attributes:
-        name: as configured; what hello, log and run record tell.
-        executes: it runs programs, so that a sandbox is needed and the coordinator refuses it.
-        origin: the distributions that brought its own parts, "PACKAGE VERSION"; empty where all are FedSilo's.
-    """
-
-    name: str
-    executes: bool = False
-    origin: tuple[str, ...] = ()
-
-
 def own_names() -> dict[str, str]:
     """Names that installed packages bring, with the distribution of each. FedSilo's own names cannot be taken."""
     return {name: _origin(entry) for name, entry in sorted(_entries().items())}
 
 
-def find_verifier(name: str) -> NamedVerifier:
+def find_verifier(name: str) -> Verifier:
     """A verifier of FedSilo, of an installed package, or a mixture of both. Nothing of a package is loaded.
 
     Raises:
         UsageError: unknown; the hint lists the names.
     """
-    parts, executes, origin = mixture.parse(name), False, []
     # packages are looked through only where a name is not ours
-    entries = _entries() if any(part.verifier not in VERIFIERS for part in parts) else {}
-    for part in parts:
-        if part.verifier in VERIFIERS:
-            executes |= VERIFIERS[part.verifier].executes
-        elif part.verifier in entries:
-            origin.append(_origin(entries[part.verifier]))
-        else:
-            known = ", ".join([*VERIFIERS, *sorted(entries)])
-            raise UsageError(
-                f"unknown verifier {part.verifier!r}",
-                hint=f"one of {known}; a package brings its own as an entry point of the group {GROUP}",
-            )
-    return NamedVerifier(name, executes, tuple(origin))
+    is_ours = all(part.verifier in VERIFIERS for part in mixture.parse(name))
+    return require_verifier(name, {} if is_ours else own_names())
 
 
 def own_verifiers_sha256(names: Iterable[str]) -> str:
