@@ -20,7 +20,6 @@ Does not stop: a log that was false from the start, and records younger than the
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -112,11 +111,8 @@ def check_name(name: str) -> str:
 
 def parse_verifier_key(text: str) -> VerifierKey:
     """Read a verifier key. Raises VerificationError: malformed, or the key id does not belong to name and key."""
-    try:
-        name, _, encoded = text.split("+", 2)
-        data = base64.b64decode(encoded, validate=True)
-    except (ValueError, binascii.Error) as error:
-        raise VerificationError("a verifier key reads name+id+base64") from error
+    name, _, encoded = text.split("+", 2) if text.count("+") > 1 else ("", "", ".")
+    data = _decoded(encoded, "a verifier key reads name+id+base64")
     if len(data) != 33 or data[0] not in (LOG_SIGNATURE, COSIGNATURE_V1):
         raise VerificationError(f"verifier key of {name[:80]!r} is neither an Ed25519 nor a cosignature/v1 key")
     key = VerifierKey(check_name(name), data[0], data[1:])
@@ -149,13 +145,17 @@ def _parse_signature(line: str) -> NoteSignature:
     parts = line.split(" ")
     if len(parts) != 3 or parts[0] != _EM_DASH:
         raise VerificationError("a signature line reads: em dash, key name, base64")
-    try:
-        data = base64.b64decode(parts[2], validate=True)
-    except (ValueError, binascii.Error) as error:
-        raise VerificationError("a signature line carries base64") from error
+    data = _decoded(parts[2], "a signature line carries base64")
     if len(data) <= _KEY_ID_BYTES:
         raise VerificationError("a signature line is too short")
     return NoteSignature(check_name(parts[1]), data[:_KEY_ID_BYTES], data[_KEY_ID_BYTES:])
+
+
+def _decoded(text: str, otherwise: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise VerificationError(otherwise) from error
 
 
 def sign_note(text: str, name: str, key: Ed25519PrivateKey) -> str:
@@ -188,10 +188,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
     lines = text.split("\n")
     if len(lines) != 4 or lines[3] or not lines[1].isascii() or not lines[1].isdecimal() or len(lines[1]) > 16:
         raise VerificationError("a checkpoint reads origin, size, base64 root, a line each")
-    try:
-        root = base64.b64decode(lines[2], validate=True)
-    except (ValueError, binascii.Error) as error:
-        raise VerificationError("the root of a checkpoint is base64") from error
+    root = _decoded(lines[2], "the root of a checkpoint is base64")
     checkpoint = Checkpoint(check_name(lines[0]), int(lines[1]), root)
     if len(root) != HASH_BYTES or checkpoint.text != text:
         raise VerificationError("the checkpoint is not in canonical form")

@@ -109,22 +109,14 @@ def summarize(records: Iterable[Record], *, origin: str, name: str) -> LogSummar
     under_way: dict[int, tuple[str, MessageRecord]] = {}  # allowed, outcome not recorded
     exported: dict[int, MessageRecord] = {}  # by decision, what left in a file last
     answered: dict[str, MessageRecord] = {}  # the newest message to each peer, as long as its answer is not recorded
-    windows: dict[int, tuple[PollsKey, Polls]] = {}  # of polls, not ended
     for record in records:
         if not summary.first_t:
             summary.first_t, summary.reduced = record.t, record.seq > 0
         summary.last_t = max(summary.last_t, record.t)
-        checks.take(record)
         event, peer = record.event, record.peer
-        if permitted_by(record):
-            window = audit_polls.opened(record)
-            windows[record.seq] = _polls_key(record), window
-            summary.polls.setdefault(_polls_key(record), []).append(window)
-        elif event in ENDS and (opened := windows.pop(_window_of(record), None)) is not None:
-            key, window = opened  # not the key of the record that ends it: a hostile log may say another one there
-            ranges = summary.polls[key]
-            ranges[ranges.index(window)] = audit_polls.closed(window, record)
-        elif event == "egress.decision" and record.decision == "allow":
+        if checks.take(record):
+            continue
+        if event == "egress.decision" and record.decision == "allow":
             under_way[record.seq] = peer, MessageRecord.of(record)
         elif event in ("egress.sent", "egress.indeterminate"):
             under_way.pop(record.decided_by or 0, None)
@@ -142,7 +134,7 @@ def summarize(records: Iterable[Record], *, origin: str, name: str) -> LogSummar
                 summary.received.setdefault(peer, []).append(MessageRecord.of(record))
     for peer, message in under_way.values():
         summary.sent.setdefault(peer, []).append(message)
-    summary.problems = checks.problems
+    summary.problems, summary.polls = checks.problems, checks.polls
     return summary
 
 
@@ -163,18 +155,25 @@ class MessageChecks:
         self._grants: dict[What, dict[int, tuple[str, str]]] = {}
         # of polls, by the decision that permits them: its event, whose they are, and how many
         self._windows: dict[int, tuple[str, PollsKey, Polls]] = {}
+        self.polls: dict[PollsKey, list[Polls]] = {}  # all windows, by other end, run and kind
         self._void: dict[int, tuple[int, str]] = {}  # record of a yes -> record and event that ended its hold with a no
 
     def _tell(self, record: Record, text: str) -> None:
         self.problems.append(f"record {record.seq}: {record.kind or 'a message'} {text}")
 
-    def take(self, record: Record) -> None:
+    def take(self, record: Record) -> bool:
+        """Check the next record; return True if it begins or ends a window of polls."""
         self._first = record.seq if self._first is None else self._first
         event = record.event
-        if permitted_by(record):
-            self._windows[record.seq] = event, _polls_key(record), audit_polls.opened(record)
-        if event in ENDS and (opened := self._windows.pop(_window_of(record), None)) is not None:
-            self._window_ended(record, *opened)
+        if begins := bool(permitted_by(record)):
+            key, window = (record.peer, record.run, record.kind), audit_polls.opened(record)
+            self._windows[record.seq] = event, key, window
+            self.polls.setdefault(key, []).append(window)
+        ended = (
+            self._windows.pop(-1 if record.decided_by is None else record.decided_by, None) if event in ENDS else None
+        )
+        if ended is not None:
+            self._window_ended(record, *ended)
         elif event == ARRIVED or (event == "egress.indeterminate" and "polls" in record.detail):
             self._no_window(record)
         elif event == "egress.sent":
@@ -191,6 +190,7 @@ class MessageChecks:
             for number in [number for number, (_, hold) in granted.items() if hold == _hold(record)]:
                 del granted[number]
                 self._void[number] = record.seq, event
+        return begins or ended is not None
 
     def _decided(self, record: Record) -> None:
         verdict, release, leaves = record.decision, record.held_bytes, record.event == "egress.decision"
@@ -227,9 +227,12 @@ class MessageChecks:
 
     def _window_ended(self, record: Record, began: str, key: PollsKey, window: Polls) -> None:
         self._decisions.pop(window.record, None)
+        # by the key of its beginning: a hostile log may say another one at its end
+        ranges = self.polls[key]
+        ranges[ranges.index(window)] = audit_polls.closed(window, record)
         if began.partition(".")[0] != record.event.partition(".")[0]:
             self._tell(record, f"is the end of a window of the other direction, record {window.record}")
-        elif key != _polls_key(record):
+        elif key != (record.peer, record.run, record.kind):
             self._tell(record, f"is the end of a window of another peer, run or kind, record {window.record}")
         elif problem := audit_polls.problem_of(window, record):
             self._tell(record, problem)
@@ -264,26 +267,12 @@ class MessageChecks:
             self._tried.add((number, message.attempt))
 
 
-def _window_of(record: Record) -> int:
-    """The decision that begins the window that a record ends; -1 where it names none."""
-    return -1 if record.decided_by is None else record.decided_by
-
-
-def _polls_key(record: Record) -> PollsKey:
-    return record.peer, record.run, record.kind
-
-
 def _hold(record: Record) -> str:
     """The name of the one hold that is answered; the same bytes may be held again, under another name."""
     return str(record.detail.get("release", ""))
 
 
 # ---- two logs --------------------------------------------------------------------------------------------
-
-
-def differences(sender: LogSummary, receiver: LogSummary, *, under_way: bool = True) -> list[str]:
-    """Return the differences that `compare` finds, and nothing else."""
-    return compare(sender, receiver, under_way=under_way).differences
 
 
 @dataclass(frozen=True)

@@ -158,16 +158,6 @@ class AuditLog(Witnessed):
                 return
             yield record
 
-    def consistency(self, old: int, new: int) -> list[bytes]:
-        """Proof that the log at size `new` extends the log at size `old`. Raises IndexError."""
-        with self._mutex:
-            return self._tree.consistency(old, new)
-
-    def inclusion(self, seq: int, size: int) -> list[bytes]:
-        """Proof that record `seq` is in the log at size `size`. Raises IndexError."""
-        with self._mutex:
-            return self._tree.inclusion(seq, size)
-
     # ---- writing -----------------------------------------------------------------------------------------
 
     def append(self, event: str, **fields: Any) -> int:

@@ -72,19 +72,11 @@ def prove(folder: Path, seq: int) -> dict[str, Any]:
         raise NotFoundError(f"{folder} has no record {seq}")
     if line[0] != seq:
         raise removed(folder, seq)
-    covering = _covering_note(folder, seq)
-    if covering is None:
-        raise not_covered(seq)
-    tree, (note, size) = _tree_of(folder), covering
-    own, keys = _keys_of(folder)
-    proof = tree.inclusion(seq, size) if size <= tree.size else []
-    checkpoint = open_checkpoint(note, own)
-    leaf = leaf_hash(line[1])
-    if checkpoint.size != size or not verify_inclusion(leaf, seq, size, proof, checkpoint.root):
-        raise VerificationError(f"{folder}: record {seq} is not what the checkpoint at {size} covers")
+    bundle, (proved,) = _proved(folder, [line])
     return {
-        "seq": seq, "record": line[1].decode(), "leaf": leaf.hex(), "log": own.name, "key": own.public_bytes.hex(),
-        "size": size, "inclusion": [part.hex() for part in proof], "note": note, "keys": keys,
+        "seq": seq, "record": line[1].decode(), "leaf": leaf_hash(line[1]).hex(), "log": bundle["log"],
+        "key": bundle["key"], "size": bundle["size"], "inclusion": _in_hex(proved), "note": bundle["note"],
+        "keys": bundle["keys"],
     }  # fmt: skip
 
 
@@ -119,32 +111,45 @@ def export_range(folder: Path, out: Path, first: int, last: int | None) -> dict[
         lines.append((seq, line))
     if not lines:
         raise NotFoundError(f"{folder} has no records in that range")
-    covering = _covering_note(folder, lines[-1][0]) or _covering_note(folder, lines[0][0], newest=True)
-    if covering is None:
-        raise not_covered(lines[0][0])
-    note, size = covering
-    tree = _tree_of(folder)  # after the note: a daemon that goes on writing signs only what can be read by then
-    if size > tree.size:
-        raise VerificationError(f"{folder} was changed while it was read: its checkpoint at {size} is beyond its end")
-    proved = [Proved(seq, line, tree.inclusion(seq, size)) for seq, line in lines if seq < size]
-    own, keys = _keys_of(folder)
-    checkpoint = open_checkpoint(note, own)
-    problems = _problems_of(proved, checkpoint.size, checkpoint.root)
-    if problems or checkpoint.size != size:
-        raise VerificationError(f"{folder} was changed while it was read", hint="".join([*problems.values()][:1]))
-    proofs = [
-        {"seq": each.seq, "inclusion": [part.hex() for part in each.inclusion or ()]} for each in proved
-    ]  # fmt: skip
-    bundle = {
-        "log": own.name, "key": own.public_bytes.hex(), "note": note, "size": size, "keys": keys, "proofs": proofs,
-    }  # fmt: skip
+    bundle, proved = _proved(folder, lines)
+    bundle["proofs"] = [{"seq": each.seq, "inclusion": _in_hex(each)} for each in proved]
     out.mkdir(parents=True)
     write_durably(out / RECORDS, b"".join(each.line + b"\n" for each in proved))
     write_durably(out / PROOFS, json.dumps(bundle, indent=1, ensure_ascii=False).encode() + b"\n")
     return {
-        "out": str(out), "first": proved[0].seq, "last": proved[-1].seq, "records": len(proved), "proved": len(proofs),
-        "left_out": len(lines) - len(proved), "checkpoint_size": size,
+        "out": str(out), "first": proved[0].seq, "last": proved[-1].seq, "records": len(proved), "proved": len(proved),
+        "left_out": len(lines) - len(proved), "checkpoint_size": bundle["size"],
     }  # fmt: skip
+
+
+def _proved(folder: Path, lines: Sequence[tuple[int, bytes]]) -> tuple[dict[str, Any], list[Proved]]:
+    """{log, key, note, size, keys}, and the records among these that the note's checkpoint covers.
+
+    Raises:
+        NotFoundError: no checkpoint covers the first of them.
+        VerificationError: a proof does not hold.
+    """
+    covering = covering_note(folder, lines[-1][0]) or covering_note(folder, lines[0][0], newest=True)
+    if covering is None:
+        raise not_covered(lines[0][0])
+    note, size = covering
+    tree = MerkleTree()  # after the note: a daemon that goes on writing signs only what can be read by then
+    for leaf in leaf_hashes(folder):
+        tree.append(leaf)
+    own, keys = _keys_of(folder)
+    checkpoint = open_checkpoint(note, own)
+    if checkpoint.size != size or size > tree.size:
+        raise VerificationError(f"{folder} was changed while it was read: its checkpoint at {size} is beyond its end")
+    proved = [Proved(seq, line, tree.inclusion(seq, size)) for seq, line in lines if seq < size]
+    if problems := _problems_of(proved, size, checkpoint.root):
+        raise VerificationError(
+            f"{folder} does not verify, or was changed while it was read: {next(iter(problems.values()))}"
+        )
+    return {"log": own.name, "key": own.public_bytes.hex(), "note": note, "size": size, "keys": keys}, proved
+
+
+def _in_hex(proved: Proved) -> list[str]:
+    return [part.hex() for part in proved.inclusion or ()]
 
 
 def not_covered(seq: int) -> NotFoundError:
@@ -152,14 +157,7 @@ def not_covered(seq: int) -> NotFoundError:
     return NotFoundError(f"no signed checkpoint covers record {seq} yet", hint="one is made every round and at stop")
 
 
-def _tree_of(folder: Path) -> MerkleTree:
-    tree = MerkleTree()
-    for leaf in leaf_hashes(folder):
-        tree.append(leaf)
-    return tree
-
-
-def _covering_note(folder: Path, seq: int, *, newest: bool = False) -> tuple[str, int] | None:
+def covering_note(folder: Path, seq: int, *, newest: bool = False) -> tuple[str, int] | None:
     """The (note, size) that covers record `seq`: the earliest with a cosignature if there is one, else the earliest."""
     paths = sorted(path for path in (folder / "checkpoints").glob("*.note") if path.stem.isdecimal())
     paths = [path for path in paths if int(path.stem) > seq]

@@ -127,7 +127,9 @@ class Witnessed(ABC):
 
     def key_of(self, origin: str) -> Ed25519PublicKey:
         """A party's key. Raises VerificationError: it was never introduced."""
-        return self._peer_key(origin)
+        if origin not in self._peers:
+            raise VerificationError(f"{origin} was not introduced to the log: its certificate has not been seen")
+        return self._peers[origin]
 
     def _load_pinned(self) -> None:
         """Keys pinned before a restart. Of a party that had several, none: whoever deals with it says which."""
@@ -139,11 +141,6 @@ class Witnessed(ABC):
         for name, keys in found.items():
             if len(keys) == 1:
                 self._peers[name] = Ed25519PublicKey.from_public_bytes(*keys)
-
-    def _peer_key(self, peer: str) -> Ed25519PublicKey:
-        if peer not in self._peers:
-            raise VerificationError(f"{peer} was not introduced to the log: its certificate has not been seen")
-        return self._peers[peer]
 
     def first_cosigned(self, size: int) -> int | None:
         """UTC seconds of the earliest cosignature of another party over the first `size` records; None without one."""
@@ -214,7 +211,7 @@ class Witnessed(ABC):
         with self._mutex:
             if offer.cosigned_note:
                 self.add_cosignature(offer.cosigned_note)
-            public_key = self._peer_key(peer)
+            public_key = self.key_of(peer)
             previous = self._remembered(peer)
             seen = open_checkpoint(offer.note, log_key(peer, public_key))
             remembered_size = previous.size if previous else 0
@@ -244,7 +241,7 @@ class Witnessed(ABC):
             if not cosigned_note or not path.exists():
                 return None
             ours = cosigned_at(read_note(path), self._cosigner_key)
-            theirs = cosigned_at(cosigned_note, cosigner_key(peer, self._peer_key(peer)))
+            theirs = cosigned_at(cosigned_note, cosigner_key(peer, self.key_of(peer)))
             return None if ours is None or theirs is None else theirs - ours
 
     def _countersign(self, note: str, peer: str, public_key: Ed25519PublicKey) -> str:
@@ -269,7 +266,7 @@ class Witnessed(ABC):
             VerificationError: unknown party, not its signature, or a step that its proof does not bear out.
         """
         with self._mutex:
-            public_key = self._peer_key(peer)
+            public_key = self.key_of(peer)
             remembered = head = self._remembered(peer)
             newest = ""
             for step in steps if head else steps[-1:]:
@@ -356,7 +353,7 @@ class Witnessed(ABC):
     def _cosigned_size(self, peer: str) -> int:
         """The largest size at which `peer` countersigned, found once by reading the notes newest first."""
         if peer not in self._cosigned_sizes:
-            key = cosigner_key(peer, self._peer_key(peer))
+            key = cosigner_key(peer, self.key_of(peer))
             self._cosigned_sizes[peer] = next(
                 (
                     int(path.stem)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.audit.audit_verify import verify_logs
-from fedsilo.audit.consistency import LogSummary, differences, summarize
+from fedsilo.audit.consistency import LogSummary, compare, summarize
 from fedsilo.audit.log import sent_by_kind
 from fedsilo.audit.reader import typed_records
 from fedsilo.audit.record import Record
@@ -650,7 +650,7 @@ def _what_left(sites: Sites, compared_run: str) -> tuple[list[dict[str, Any]], l
     disagreements = []
     for site in sites.silos:
         records = list(typed_records(site.audit_log))
-        disagreements += differences(summary(site, records), receiver, under_way=False)
+        disagreements += compare(summary(site, records), receiver, under_way=False).differences
         own = list(takewhile(lambda record: not compared_run or record.run != compared_run, records))
         for rows, part in zip(left, (own, records[len(own) :]), strict=True):
             rows += [

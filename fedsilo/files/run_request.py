@@ -71,6 +71,20 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "plan peers": ("silos",),
 }
 START_ADAPTER = "start_adapter"  # key of a request alone: its plan has the digest of what lies in that folder
+# How a plan begins what it says of two keys together -> the key of run.yaml that is wrong, and the hint.
+_TOGETHER: Mapping[str, tuple[str, str]] = {
+    "aggregate: ": (
+        "aggregate",
+        "trim goes with trimmed_mean; a median takes 3 updates, a trimmed mean more than twice its trim (quorum)",
+    ),
+    "models: ": ("method", "`models` is what coordinator.yaml expects of silos with another model"),
+    "server_optimiser: ": ("server_optimiser", "what goes with it is in docs/decisions/0027-server-optimisers.md"),
+    "silo_steps": (
+        "silo_steps",
+        "at least an eighth of local_steps, since an update counts the more the fewer steps made it",
+    ),
+    "kl_reference": ("objective", f"{START_ADAPTER}: PATH, or kl_reference: frozen_base"),
+}
 _OF_TURNS = (
     "the seed of the run that it is from, where that ended after its first round; later rounds train A, and no seed "
     "draws it: leave start_adapter out"
@@ -426,23 +440,12 @@ def _mistake(error: ValidationError, fields: Mapping[str, Any], document: strict
     if errors[0]["loc"] != ():
         return mistake
     message = errors[0]["msg"].removeprefix("Value error, ")
-    if message.startswith("aggregate: "):
-        if "lora.freeze" in message or "load" in message:
-            return UsageError(f"{document.place(('aggregate',))}: {message}", hint="aggregate: mean")
-        hint = "trim goes with trimmed_mean; a median takes 3 updates, a trimmed mean more than twice its trim (quorum)"
-        return UsageError(f"{document.place(('aggregate',))}: {message}", hint=hint)
-    if message.startswith("models: "):
-        hint = "`models` is what coordinator.yaml expects of silos with another model"
-        return UsageError(f"{document.place(('method',))}: {message}", hint=hint)
-    if message.startswith("server_optimiser: "):
-        hint = "what goes with it is in docs/decisions/0027-server-optimisers.md"
-        return UsageError(f"{document.place(('server_optimiser',))}: {message}", hint=hint)
-    if message.startswith("silo_steps"):
-        hint = "at least an eighth of local_steps, since an update counts the more the fewer steps made it"
-        return UsageError(f"{document.place(('silo_steps',))}: {message}", hint=hint)
-    if message.startswith("kl_reference"):
-        hint = f"{START_ADAPTER}: PATH, or kl_reference: frozen_base"
-        return UsageError(f"{document.place(('objective',))}: {message}", hint=hint)
+    for beginning, (key, hint) in _TOGETHER.items():
+        if message.startswith(beginning):
+            is_of_the_mean = key == "aggregate" and ("lora.freeze" in message or "load" in message)
+            return UsageError(
+                f"{document.place((key,))}: {message}", hint="aggregate: mean" if is_of_the_mean else hint
+            )
     silos = fields["silos"]
     twice = next((silo for silo in silos if silos.count(silo) > 1), "")
     if twice:

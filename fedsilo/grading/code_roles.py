@@ -26,8 +26,10 @@ An iterator that runs out ends the loop over it, and no `map` or `filter` whose 
 
 from __future__ import annotations
 
+import array
 import ast
 import builtins
+import datetime
 import itertools
 import json
 import operator
@@ -63,17 +65,30 @@ _VIEWS: dict[str, Any] = {
     "dict_values": type({}.values()),
     "dict_items": type({}.items()),
 }
-# values of Python's own library that are fully said by a text or by a list of plain values: by module and kind
-_TOLD: dict[str, Callable[[Any], Any]] = {
-    "datetime.datetime": lambda each: [each.isoformat(), each.fold],
-    "datetime.date": lambda each: each.isoformat(),
-    "datetime.time": lambda each: [each.isoformat(), each.fold],
-    "datetime.timedelta": lambda each: [each.days, each.seconds, each.microseconds],
-    "datetime.timezone": lambda each: each.utcoffset(None).total_seconds(),
-    "uuid.UUID": str,
-    "pathlib.PurePosixPath": str,
-    "pathlib.PosixPath": str,
-    "array.array": lambda each: [each.typecode, each.tobytes().hex()],
+# values of Python's own library that are fully said by some plain values: how to say them, and to make them again.
+# What makes one raises what its class raises.
+_STATED: dict[str, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
+    "datetime.datetime": (
+        lambda each: [each.isoformat(), each.fold],
+        lambda text, fold: datetime.datetime.fromisoformat(text).replace(fold=fold),
+    ),
+    "datetime.date": (lambda each: [each.isoformat()], datetime.date.fromisoformat),
+    "datetime.time": (
+        lambda each: [each.isoformat(), each.fold],
+        lambda text, fold: datetime.time.fromisoformat(text).replace(fold=fold),
+    ),
+    "datetime.timedelta": (lambda each: [each.days, each.seconds, each.microseconds], datetime.timedelta),
+    "datetime.timezone": (
+        lambda each: [each.utcoffset(None).total_seconds()],
+        lambda seconds: datetime.timezone(datetime.timedelta(seconds=seconds)),
+    ),
+    "uuid.UUID": (lambda each: [str(each)], lambda text: __import__("uuid").UUID(text)),
+    "pathlib.PurePosixPath": (lambda each: [str(each)], lambda text: __import__("pathlib").PurePosixPath(text)),
+    "pathlib.PosixPath": (lambda each: [str(each)], lambda text: __import__("pathlib").PosixPath(text)),
+    "array.array": (
+        lambda each: [each.typecode, each.tobytes().hex()],
+        lambda code, digits: array.array(code, bytes.fromhex(digits)),
+    ),
 }
 _FIELDS_MAX = 100
 
@@ -161,9 +176,9 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
         return ["slice", [encode(each, other) for each in (value.start, value.stop, value.step)]]
     if value is ... or value is NotImplemented:
         return ["constant", "Ellipsis" if value is ... else "NotImplemented"]
-    said = f"{type(value).__module__}.{type(value).__qualname__}"
-    if (told := _TOLD.get(said)) is not None:
-        return [said, told(value)]
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if kind in _STATED:
+        return [kind, _STATED[kind][0](value)]
     if isinstance(value, type):
         name = value.__name__
         return ["type", name] if getattr(builtins, name, None) is value else other(value)
@@ -199,8 +214,8 @@ def decode(value: Any, other: Callable[[list[Any]], Any]) -> Any:
                 return slice(decode(start, other), decode(stop, other), decode(step, other))
             case ["constant", "Ellipsis" | "NotImplemented" as name]:
                 return getattr(builtins, name)
-            case [str(name), told] if name in _TOLD:
-                return _from_told(name, told)
+            case [str(name), list(stated)] if name in _STATED:
+                return _STATED[name][1](*stated)
             case [str(name), list(items)] if name in _SEQUENCES:
                 return _SEQUENCES[name](decode(each, other) for each in items)
             case ["bytes" | "bytearray" as name, str(digits)]:
@@ -224,33 +239,6 @@ def _view(name: str, members: list[Any]) -> Any:
     if name == "dict_values":
         return dict(enumerate(members)).values()
     return dict.fromkeys(members).keys() if name == "dict_keys" else dict(members).items()
-
-
-def _from_told(name: str, told: Any) -> Any:
-    """The value of the standard library that was told as a text or a list; raises what its class raises."""
-    import array
-    import datetime
-    import pathlib
-    import uuid
-
-    match name, told:
-        case "datetime.datetime", [str(text), int(fold)]:
-            return datetime.datetime.fromisoformat(text).replace(fold=fold)
-        case "datetime.date", str(text):
-            return datetime.date.fromisoformat(text)
-        case "datetime.time", [str(text), int(fold)]:
-            return datetime.time.fromisoformat(text).replace(fold=fold)
-        case "datetime.timedelta", [int(days), int(seconds), int(microseconds)]:
-            return datetime.timedelta(days, seconds, microseconds)
-        case "datetime.timezone", int(seconds) | float(seconds):
-            return datetime.timezone(datetime.timedelta(seconds=seconds))
-        case "uuid.UUID", str(text):
-            return uuid.UUID(text)
-        case "pathlib.PurePosixPath" | "pathlib.PosixPath", str(text):
-            return pathlib.PurePosixPath(text) if name == "pathlib.PurePosixPath" else pathlib.PosixPath(text)
-        case "array.array", [str(code), str(digits)]:
-            return array.array(code, bytes.fromhex(digits))
-    raise Gone
 
 
 def error_reply(error: BaseException) -> list[Any]:

@@ -38,6 +38,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from fedsilo.files.durable import write_all
 from fedsilo.grading import code
 from fedsilo.grading.verdict import BAD_REFERENCE, CORRECT, ERROR, NO_ANSWER, TIMEOUT, WRONG, Verdict
 from fedsilo.protocol.errors import UsageError
@@ -187,9 +188,7 @@ class CodeSandbox:
         text = os.memfd_create("specification", os.MFD_CLOEXEC)
         descriptors.add(text)
         # surrogates that a tokenizer left stay escaped, so that the program fails on them and not this
-        data = memoryview(json.dumps(spec).encode())
-        while data:
-            data = data[os.write(text, data) :]
+        write_all(text, json.dumps(spec).encode())
         os.lseek(text, 0, os.SEEK_SET)
         arguments = [sys.executable, "-I", "-S", "-B", str(_BOOTSTRAP)]
         process = self._start(arguments, text, [*held.values(), status])

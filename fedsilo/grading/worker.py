@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO
 
+from fedsilo.files.durable import write_all
 from fedsilo.grading import RESPONSE_CHARACTERS_MAX, VERIFIERS, check_reference, mixture
 from fedsilo.grading.own_verifiers import Grade, find_verifier, load_grade
 from fedsilo.grading.verdict import CRASHED, ERROR, TIMEOUT, TOO_COSTLY, Verdict, VerdictCode
@@ -210,7 +211,8 @@ class GradingProcess:
         output = b""
         request = json.dumps(pairs[len(verdicts) :]).encode("utf-8")
         try:
-            _write_all(child, _LENGTH.pack(len(request)) + request)
+            assert child.stdin is not None  # noqa: S101  # opened as a pipe in _start
+            write_all(child.stdin.fileno(), _LENGTH.pack(len(request)) + request)
             while len(verdicts) < len(pairs):
                 reply = self._read(child, min(self._deadline_seconds, max(0.0, until - time.monotonic())))
                 if reply is None:
@@ -308,13 +310,6 @@ def _plain_child(
         bufsize=0,
         start_new_session=True,  # Ctrl-C is for the parent, which then closes the pipe
     )
-
-
-def _write_all(child: subprocess.Popen[bytes], data: bytes) -> None:
-    assert child.stdin is not None  # noqa: S101  # opened as a pipe in _start
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(child.stdin.fileno(), rest) :]
 
 
 # --- the child ---------------------------------------------------------------------------------------------------

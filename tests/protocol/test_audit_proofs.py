@@ -396,7 +396,7 @@ def test_T38_an_export_of_a_log_that_its_daemon_goes_on_writing_is_sound(
         patch.setattr(audit_proofs, name, slow)
 
     for number, (name, first) in enumerate(
-        (name, first) for name in ("_tree_of", "_covering_note") for first in (0, 1)
+        (name, first) for name in ("leaf_hashes", "covering_note") for first in (0, 1)
     ):
         with monkeypatch.context() as patch:
             going_on(patch, name, first=bool(first))
