@@ -166,14 +166,7 @@ def verify_command(
     operator = site_member(command.certificate_pem, site_ca_pem, now, role="operator")
     if operator.site != site:
         raise NotAllowedError(f"{operator.spiffe_id} is a person of site {operator.site!r}, not of {site!r}")
-    signed = command_signing_bytes(
-        site=site,
-        name=command.name,
-        arguments_json=command.arguments_json,
-        request_id=command.request_id,
-        expires=command.expires,
-        federation=command.federation,
-    )
+    signed = _signing_bytes(command, site, command.arguments_json, command.expires)
     try:
         operator.public_key.verify(command.signature, signed, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature as error:
@@ -208,14 +201,7 @@ def verify_command(
         raise NotAllowedError("the request id is not 8 to 64 letters, digits, _ and -")
     arguments = _arguments_of(command)
     certificate = read_one_certificate(command.certificate_pem, what="the operator certificate")
-    signed_bytes = command_signing_bytes(
-        site=site,
-        name=command.name,
-        arguments_json=canonical_json(arguments).decode(),
-        request_id=command.request_id,
-        expires="",
-        federation=command.federation,
-    )
+    what = _signing_bytes(command, site, canonical_json(arguments).decode(), expires="")
     return VerifiedCommand(
         person=operator.name,
         certificate_fingerprint=operator.fingerprint,
@@ -224,7 +210,7 @@ def verify_command(
         request_id=command.request_id,
         expires=expires,
         roles=roles.of(operator.name),
-        digest=sha256_hex(signed_bytes + operator.fingerprint.encode("ascii")),
+        digest=sha256_hex(what + operator.fingerprint.encode("ascii")),
         order={
             "signed": base64.b64encode(signed).decode(),
             "signature": base64.b64encode(command.signature).decode(),
@@ -233,6 +219,17 @@ def verify_command(
             **({"roles": roles.digest} if roles.digest else {}),
         },
         sealed=command.sealed,
+    )
+
+
+def _signing_bytes(command: control_pb2.Command, site: str, arguments_json: str, expires: str) -> bytes:
+    return command_signing_bytes(
+        site=site,
+        name=command.name,
+        arguments_json=arguments_json,
+        request_id=command.request_id,
+        expires=expires,
+        federation=command.federation,
     )
 
 

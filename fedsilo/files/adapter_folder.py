@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from fedsilo.files.durable import read_regular
 from fedsilo.files.model_folder import Placed, tensor_places
@@ -74,34 +73,45 @@ def adapter_config(names: Iterator[str], *, rank: int, alpha: float, base_model:
     }
 
 
-class _Factors(Mapping[str, Array]):
-    """Arrays by the name that a payload has for them, read from the file when they are asked for."""
+_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # of the values as they lie in the file
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._names = list(file.keys())
-        for name in self._names:
+
+class _Stored(Mapping[str, Array]):
+    """The factors of a weights file by the name that a payload has for them, widened to float32, each read when asked
+    for."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError: it is no safetensors file, or a tensor is no factor by its name, type or size."""
+        self.path = path
+        self.places: dict[str, Placed] = {}
+        for name, placed in tensor_places(path).items():
+            shape, dtype, _, (start, end) = placed
             # one by another name would shadow, or be shadowed by, the one that peft loads
             if not (name.startswith(_PREFIX) and name.endswith(_SUFFIX)):
-                raise ValueError(f"{name[:64]!r} is no factor's name")
+                raise UsageError(f"{path}: {name[:120]!r} is no factor's name", hint="save a LoRA adapter alone")
+            if dtype not in _DTYPES:
+                raise UsageError(f"{path}: {name} is {dtype[:16]}", hint=f"save it as one of {', '.join(_DTYPES)}")
+            if start < 0 or end - start != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
+                raise UsageError(f"{path}: {name} has {end - start} bytes", hint="copy the file again")
+            self.places[name[len(_PREFIX) : -len(_SUFFIX)]] = placed
 
     def __getitem__(self, name: str) -> Array:
-        values: Array = self._file.get_tensor(name_in_folder(name))
-        if values.dtype != np.float32:
-            raise ValueError(f"{name[:64]!r} is {values.dtype}, not float32")
+        shape, dtype, path, (start, _) = self.places[name]
+        found = np.fromfile(path, dtype=_DTYPES[dtype], count=math.prod(shape), offset=start).reshape(shape)
+        values: Array = from_bfloat16_bits(found) if dtype == "BF16" else found.astype(np.float32, copy=False)
         return values
 
     def __iter__(self) -> Iterator[str]:
-        return (name[len(_PREFIX) : -len(_SUFFIX)] for name in self._names)
+        return iter(self.places)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.places)
 
 
 class _Split(Mapping[str, Array]):
     """Factors of a payload, of which a folder has the base's shift as further rows of A and columns of B."""
 
-    def __init__(self, factors: _Factors, rank: int, further: int) -> None:
+    def __init__(self, factors: _Stored, rank: int, further: int) -> None:
         self._factors, self._rank, self._further = factors, rank, further
 
     def __getitem__(self, name: str) -> Array:
@@ -144,33 +154,33 @@ def adapter_sha256(folder: Path, lora: Mapping[str, Any]) -> str:
     try:
         rank, alpha, digest = int(lora["rank"]), float(lora["alpha"]), hashlib.sha256()
         config = json.loads(read_regular(folder / CONFIG))
-        with safe_open(weights, framework="numpy") as file:
-            factors = _Factors(file)
-            further = max(0, int(config["r"]) - rank)  # of the base's shift, which has the same scale
-            ours = adapter_config(
-                iter(factors),
-                rank=rank + further,
-                alpha=alpha / rank * (rank + further) if further else alpha,
-                base_model=config[BASE_MODEL],
-            )
-            keys = config.keys() | ours.keys()
-            if other := sorted(key for key in keys if config.get(key, ...) != ours.get(key, ...)):
-                raise ValueError(f"{CONFIG} says otherwise in {', '.join(other)[:200]}")
-            tensors = _Split(factors, rank, further) if further else factors
-            header, _ = factors_head(
-                tensors,
-                base_digest="",
-                schema_sha256=lora["schema_sha256"],
-                rank=rank,
-                scale=alpha / rank,
-                dtype="float32",
-            )
-            for piece in factors_pieces(header, tensors):
-                digest.update(piece)
+        factors = _Stored(weights)
+        if wide := sorted(name for name, (_, dtype, *_) in factors.places.items() if dtype != "F32"):
+            raise ValueError(f"{wide[0][:64]!r} is not float32")
+        further = max(0, int(config["r"]) - rank)  # of the base's shift, which has the same scale
+        ours = adapter_config(
+            iter(factors),
+            rank=rank + further,
+            alpha=alpha / rank * (rank + further) if further else alpha,
+            base_model=config[BASE_MODEL],
+        )
+        keys = config.keys() | ours.keys()
+        if other := sorted(key for key in keys if config.get(key, ...) != ours.get(key, ...)):
+            raise ValueError(f"{CONFIG} says otherwise in {', '.join(other)[:200]}")
+        tensors = _Split(factors, rank, further) if further else factors
+        header, _ = factors_head(
+            tensors,
+            base_digest="",
+            schema_sha256=lora["schema_sha256"],
+            rank=rank,
+            scale=alpha / rank,
+            dtype="float32",
+        )
+        for piece in factors_pieces(header, tensors):
+            digest.update(piece)
     except NotFoundError:
         raise
     except (
-        SafetensorError,
         UsageError,
         OSError,
         ArithmeticError,
@@ -201,7 +211,6 @@ _UNLIKE_OURS = (
     "use_qalora",
     "use_rslora",
 )
-_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # of the values as they lie in the file
 _TRAIN_AGAIN = "a run starts from an adapter of its own schema: `fedsilo policy schema make` says which that is"
 
 
@@ -315,59 +324,40 @@ def _module_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-class _FoundFactors(Mapping[str, Array]):
-    """The factors of a weights file by wire name, widened to float32, each read when asked for.
+class _FoundFactors(_Stored):
+    """Those of the run's schema.
 
     Attributes:
         squares: sum of the squares of all values that were read.
     """
 
     def __init__(self, path: Path, schema: LoraSchema) -> None:
-        """Raises UsageError: the file holds other tensors than the schema's, of other shapes or types."""
-        self._path, self._shapes = path, dict(schema.tensors)
-        self._places = tensor_places(path)
+        """Raises UsageError: the file holds other tensors than the schema's, or of other shapes."""
+        super().__init__(path)
         self._squares: dict[str, float] = {}
-        ours = {name_in_folder(name): shape for name, shape in self._shapes.items()}
-        if differing := sorted(self._places.keys() ^ ours.keys()):
-            where = "beyond" if differing[0] in self._places else "missing of"
+        ours = dict(schema.tensors)
+        if differing := sorted(self.places.keys() ^ ours.keys()):
+            where = "beyond" if differing[0] in self.places else "missing of"
             raise UsageError(f"{path}: {differing[0][:120]!r} is {where} the run's schema", hint=_TRAIN_AGAIN)
         for name, shape in ours.items():
-            found, dtype, _, (start, end) = self._places[name]
-            if found != shape:
+            if (found := self.places[name][0]) != shape:
                 raise UsageError(
                     f"{path}: {name} is {list(found)}, the run's schema has {list(shape)}", hint=_TRAIN_AGAIN
                 )
-            if dtype not in _DTYPES:
-                raise UsageError(f"{path}: {name} is {dtype[:16]}", hint=f"save it as one of {', '.join(_DTYPES)}")
-            if start < 0 or end - start != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
-                raise UsageError(f"{path}: {name} has {end - start} bytes", hint="copy the file again")
 
     @property
     def squares(self) -> float:
         return math.fsum(self._squares.values())
 
     def __getitem__(self, name: str) -> Array:
-        values = _read(self._places[name_in_folder(name)]).reshape(self._shapes[name])
+        values = super().__getitem__(name)
         self._squares[name] = float(np.square(values, dtype=np.float64).sum())
         if not np.isfinite(values).all():
             raise UsageError(
-                f"{self._path}: {name} holds a value that is not finite",
+                f"{self.path}: {name} holds a value that is not finite",
                 hint="its training diverged: take an earlier checkpoint",
             )
         return values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
-
-
-def _read(placed: Placed) -> Array:
-    shape, dtype, path, (start, _) = placed
-    found = np.fromfile(path, dtype=_DTYPES[dtype], count=math.prod(shape), offset=start)
-    values: Array = from_bfloat16_bits(found) if dtype == "BF16" else found.astype(np.float32, copy=False)
-    return values
 
 
 # ---- the folder as it lies ------------------------------------------------------------------------------------

@@ -118,11 +118,8 @@ def load_site(site_ca: Path, operators: Path, *, site: str) -> tuple[bytes, Role
 
 def load_coordinator_key(path: Path) -> Ed25519PublicKey:
     """The coordinator's message-signing key from `id/coordinator.pub`. Raises NotFoundError, NotAllowedError."""
-    try:
-        return _naming(path, lambda: load_signing_public_key(read_public(path)))
-    except NotAllowedError as error:
-        hint = error.hint or "it is id/coordinator.pub in the folder of any party"
-        raise NotAllowedError(error.message, hint=hint, code=error.code) from error
+    hint = "it is id/coordinator.pub in the folder of any party"
+    return _naming(path, lambda: load_signing_public_key(read_public(path)), hint)
 
 
 def read_public(path: Path) -> bytes:
@@ -135,14 +132,14 @@ def _match(certificate: Path, pem: bytes, key: Path, private: ec.EllipticCurvePr
         raise NotAllowedError(f"{key} does not match {certificate}", hint="use the key the request was made with")
 
 
-def _naming(path: Path, judge: Callable[[], Value]) -> Value:
-    """Let an error about bytes say which file they came from."""
+def _naming(path: Path, judge: Callable[[], Value], hint: str = "") -> Value:
+    """Let an error about bytes say which file they came from; with the hint where it has none."""
     try:
         return judge()
     except NotAllowedError as error:
         if str(path.parent) in error.message:
             raise
-        raise NotAllowedError(f"{path}: {error.message}", hint=error.hint, code=error.code) from error
+        raise NotAllowedError(f"{path}: {error.message}", hint=error.hint or hint, code=error.code) from error
 
 
 def _now(now: datetime | None) -> datetime:

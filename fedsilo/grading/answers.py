@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedsilo.grading.verdict import VerdictCode
+from fedsilo.grading.verdict import Verdict, VerdictCode
 
 STEPS_REMEMBERED = 64  # of each party
 _NO_VERDICT = frozenset({VerdictCode.TIMEOUT, VerdictCode.CRASHED})
@@ -32,17 +32,12 @@ _NO_VERDICT = frozenset({VerdictCode.TIMEOUT, VerdictCode.CRASHED})
 Place = tuple[str, int, int]  # run, round, step
 
 
-class Graded(Protocol):
-    @property
-    def correct(self) -> bool: ...
-    @property
-    def code(self) -> VerdictCode: ...
-
-
 class Grader(Protocol):
     """The part of `fedsilo.grading.worker.GradingProcess` that is needed here."""
 
-    def grade_many(self, pairs: Sequence[tuple[str, str]], budget_seconds: float | None = None) -> Sequence[Graded]: ...
+    def grade_many(
+        self, pairs: Sequence[tuple[str, str]], budget_seconds: float | None = None
+    ) -> Sequence[Verdict]: ...
 
 
 @dataclass

@@ -227,7 +227,7 @@ WRONG: tuple[tuple[str, Callable[[Path], object], str], ...] = (
     ("NaN", weights(lambda tensors: _put(tensors, A, math.nan)), f"{A} holds a value that is not finite"),
     ("infinity", weights(lambda tensors: _put(tensors, B, -math.inf)), f"{B} holds a value that is not finite"),
     ("a tensor less", weights(lambda tensors: tensors.pop(name_in_folder(B))), "missing of the run's schema"),
-    ("a tensor more", weights(lambda tensors: tensors.update(other=np.ones(1))), "'other' is beyond the run's schema"),
+    ("a tensor more", weights(lambda tensors: tensors.update(other=np.ones(1))), "'other' is no factor's name"),
     (
         "another shape",
         weights(lambda tensors: tensors.update({name_in_folder(A): np.ones((3, 6), np.float32)})),
