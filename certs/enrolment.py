@@ -97,7 +97,7 @@ def read_request(data: bytes) -> EnrolmentRequest:
             f"the TLS key of the request is {_key_kind(tls_key)}, not ECDSA P-256",
             hint="make the request with `fedsilo certs request`",
         )
-    signing_key = _signing_key(fields["signing_key"])
+    signing_key = _signing_key(fields)
     signed = _proof_bytes(tls_key, signing_key, fields["token"])
     try:
         if not csr.is_signature_valid:
@@ -256,11 +256,10 @@ def _from_hex(fields: Mapping[str, str], name: str) -> bytes:
         raise UsageError(f"{name} is not hex") from error
 
 
-def _signing_key(text: str) -> Ed25519PublicKey | None:
-    if not text:
-        return None
+def _signing_key(fields: Mapping[str, str]) -> Ed25519PublicKey | None:
+    raw = _from_hex(fields, "signing_key")
     try:
-        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(text))
+        return Ed25519PublicKey.from_public_bytes(raw) if fields["signing_key"] else None
     except ValueError as error:
         raise UsageError("signing_key is not 32 bytes of hex") from error
 

@@ -285,21 +285,20 @@ def _digest(value: Any) -> bool:
     return isinstance(value, str) and _HEX_DIGEST.fullmatch(value) is not None
 
 
-def _codes(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) <= LIST_ITEMS_MAX
-        and all(isinstance(item, str) and _CODE.fullmatch(item) for item in value)
-    )
+def _code(value: Any) -> bool:
+    return isinstance(value, str) and _CODE.fullmatch(value) is not None
+
+
+def _list_of(check: Callable[[Any], bool], most: int = LIST_ITEMS_MAX) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple) and len(value) <= most and all(map(check, value))
+
+
+_COUNTS, _TEXTS = _list_of(_count), _list_of(_text)
 
 
 def _given(value: Any) -> bool:
     """Approvals: numbers of the records that they are in; persons where they are no record of this log (proposals)."""
-    return (
-        isinstance(value, list | tuple)
-        and len(value) <= LIST_ITEMS_MAX
-        and (all(map(_count, value)) or all(map(_text, value)))
-    )
+    return _COUNTS(value) or _TEXTS(value)
 
 
 def _mapping(value: Any) -> bool:
@@ -344,12 +343,11 @@ _ORDER_DIGESTS = {"site_ca": _digest, "roles": _digest}  # of the CA's certifica
 _ORDER = _closed({"signed": _base64, "signature": _base64, "certificate": _base64, **_ORDER_DIGESTS})
 
 
-def _orders(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and 0 < len(value) <= ORDERS_MAX
-        and all(_ORDER(item) and {"signed", "signature", "certificate"} <= item.keys() for item in value)
-    )
+def _order(value: Any) -> bool:
+    return _ORDER(value) and {"signed", "signature", "certificate"} <= value.keys()
+
+
+_ORDERS = _list_of(_order, ORDERS_MAX)
 
 
 _FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
@@ -372,8 +370,8 @@ _FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "direction": _one_of("egress", "ingress"),
     # the decision: per-rule verdicts with numbers, never matched text; facts before and after transforms
     "decision": _one_of("allow", "deny", "hold"),
-    "reasons": _codes,
-    "rules": lambda value: isinstance(value, list | tuple) and len(value) <= LIST_ITEMS_MAX and all(map(_RULE, value)),
+    "reasons": _list_of(_code),
+    "rules": _list_of(_RULE),
     "facts": _mapping,
     # effective: identity of what decided; file and charter: bytes of the site's file and of the federation's charter
     "policy": _closed({"effective": _text, "file": _text, "charter": _text, "code": _text, "schema": _text}),
@@ -398,7 +396,7 @@ _FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     ),
     # the commands of the people who gave it: the bytes that were signed, signature and certificate (DER) in base64, and
     # by which site CA and roles each was judged. A note or another text is not in what was signed (certs.commands)
-    "orders": _orders,
+    "orders": lambda value: bool(value) and _ORDERS(value),
     # of a silo: which group of its ledger was the newest, where no earlier record says so (T42)
     "ledger": _closed({"groups": _count, "head": _digest}),
     # what an event says beyond the above, by short names

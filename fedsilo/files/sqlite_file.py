@@ -74,7 +74,12 @@ class LockedFile:
                     if not is_locked(error):
                         raise
                     if self.give_up():
-                        raise self._error() from error
+                        raise OperationError(
+                            f"{self._path} is locked by another process",
+                            code=LOCKED,
+                            hint=f"`fuser {self._path}` names it: a backup tool? the file itself is whole, and there "
+                            "is space",
+                        ) from error
                 if not warned and time.monotonic() - begun >= SAID_AFTER_SECONDS:
                     warned = True
                     self._count(1)
@@ -84,13 +89,6 @@ class LockedFile:
             if warned:
                 self._count(-1)
                 _log.warning("%s: no longer waited for after %.1f s", self._path, time.monotonic() - begun)
-
-    def _error(self) -> OperationError:
-        return OperationError(
-            f"{self._path} is locked by another process",
-            code=LOCKED,
-            hint=f"`fuser {self._path}` names it: a backup tool? the file itself is whole, and there is space",
-        )
 
     def _count(self, change: int) -> None:
         with self._counting:

@@ -35,6 +35,8 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
@@ -151,24 +153,25 @@ class CodeSandbox:
         if tested is None:
             return BAD_REFERENCE, ""
         task = json.dumps({"test": test, "names": tested.names, "modules": tested.modules})
-        descriptors = _Descriptors()
         processes: list[_Process] = []
-        try:
-            to_solution, to_examiner, verdict, status = (descriptors.pipe() for _ in range(4))
-            nothing = descriptors.opened(os.devnull)
-            solution = {"read": to_solution[0], "write": to_examiner[1], "nothing": nothing}
-            examiner = {"read": to_examiner[0], "write": to_solution[1], "verdict": verdict[1], "nothing": nothing}
-            for role, text, descriptors_held in (("solution", program, solution), ("examiner", task, examiner)):
-                processes.append(self._begin(descriptors, role, text, descriptors_held, status[1]))
-            descriptors.close(*to_solution, *to_examiner, verdict[1], status[1], nothing)
-            return self._wait(verdict[0], status[0])
-        except OSError as error:
-            return ERROR, str(error)
-        finally:
-            self._end(processes)
-            descriptors.close_all()
+        with ExitStack() as stack:
+            try:
+                to_solution, to_examiner, verdict, status = (_pipe(stack) for _ in range(4))
+                nothing = stack.enter_context(FileIO(os.devnull, "r+"))
+                solution = {"read": to_solution[0], "write": to_examiner[1], "nothing": nothing}
+                examiner = {"read": to_examiner[0], "write": to_solution[1], "verdict": verdict[1], "nothing": nothing}
+                for role, text, files in (("solution", program, solution), ("examiner", task, examiner)):
+                    held = {name: file.fileno() for name, file in files.items()}
+                    processes.append(self._begin(role, text, held, status[1].fileno()))
+                for file in (*to_solution, *to_examiner, verdict[1], status[1], nothing):
+                    file.close()
+                return self._wait(verdict[0].fileno(), status[0].fileno())
+            except OSError as error:
+                return ERROR, str(error)
+            finally:
+                self._end(processes)
 
-    def _begin(self, descriptors: _Descriptors, role: str, program: str, held: dict[str, int], status: int) -> _Process:
+    def _begin(self, role: str, program: str, held: dict[str, int], status: int) -> _Process:
         seconds = int(self._deadline_seconds) + 1
         spec = {
             "level": self.level,
@@ -185,15 +188,12 @@ class CodeSandbox:
             "limits": _LIMITS | {"RLIMIT_CPU": seconds},
         }
         # a file without a name: a pipe would block where the specification is larger than the pipe
-        text = os.memfd_create("specification", os.MFD_CLOEXEC)
-        descriptors.add(text)
-        # surrogates that a tokenizer left stay escaped, so that the program fails on them and not this
-        write_all(text, json.dumps(spec).encode())
-        os.lseek(text, 0, os.SEEK_SET)
-        arguments = [sys.executable, "-I", "-S", "-B", str(_BOOTSTRAP)]
-        process = self._start(arguments, text, [*held.values(), status])
-        descriptors.close(text)
-        return process
+        with FileIO(os.memfd_create("specification", os.MFD_CLOEXEC), "r+") as text:
+            # surrogates that a tokenizer left stay escaped, so that the program fails on them and not this
+            write_all(text.fileno(), json.dumps(spec).encode())
+            text.seek(0)
+            arguments = [sys.executable, "-I", "-S", "-B", str(_BOOTSTRAP)]
+            return self._start(arguments, text.fileno(), [*held.values(), status])
 
     def _wait(self, verdict: int, status: int) -> tuple[Verdict, str]:
         until = time.monotonic() + self._deadline_seconds
@@ -224,29 +224,7 @@ class CodeSandbox:
                 process.wait()
 
 
-class _Descriptors:
-    """Open descriptors that are closed in the end, whatever happens between."""
-
-    def __init__(self) -> None:
-        self._open: set[int] = set()
-
-    def pipe(self) -> tuple[int, int]:
-        ends = os.pipe()
-        self._open.update(ends)
-        return ends
-
-    def opened(self, path: str) -> int:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self.add(descriptor)
-        return descriptor
-
-    def add(self, descriptor: int) -> None:
-        self._open.add(descriptor)
-
-    def close(self, *descriptors: int) -> None:
-        for descriptor in descriptors:
-            self._open.discard(descriptor)
-            os.close(descriptor)
-
-    def close_all(self) -> None:
-        self.close(*self._open)
+def _pipe(stack: ExitStack) -> tuple[FileIO, FileIO]:
+    """A pipe whose ends are closed with the stack, where they are not before: what is read, what is written."""
+    read, write = os.pipe()
+    return stack.enter_context(FileIO(read, "r")), stack.enter_context(FileIO(write, "w"))

@@ -383,15 +383,6 @@ def _read_exactly(size: int) -> bytes | None:
     return b"".join(parts)
 
 
-if __name__ == "__main__":
-    serve(
-        sys.argv[1],
-        float(sys.argv[2]) if len(sys.argv) > 2 else DEADLINE_SECONDS,
-        int(sys.argv[3]) if len(sys.argv) > 3 else MEMORY_BYTES_MAX,
-        reports=sys.argv[4:] == ["reports"],
-    )
-
-
 # ---- reference answers -----------------------------------------------------------------------------------------------
 
 
@@ -431,3 +422,12 @@ def full_check(verifier: str) -> Iterator[Check]:
             )
 
         yield check
+
+
+if __name__ == "__main__":
+    serve(
+        sys.argv[1],
+        float(sys.argv[2]) if len(sys.argv) > 2 else DEADLINE_SECONDS,
+        int(sys.argv[3]) if len(sys.argv) > 3 else MEMORY_BYTES_MAX,
+        reports=sys.argv[4:] == ["reports"],
+    )
