@@ -293,9 +293,8 @@ class Services:
                 self._note_isolation(session, run, silo)
 
     def _refuse(self, member: db.Member, error: PeerError) -> None:
-        refusal = {"code": error.code, "field": error.field, "expected": error.expected, "got": error.got}
-        member.state, member.refusal = "refused", db.as_json(refusal)
-        self.dependencies.publish("silo.refused", {"silo": member.silo, **refusal})
+        member.state, member.refusal = "refused", db.as_json(error.difference)
+        self.dependencies.publish("silo.refused", {"silo": member.silo, **error.difference})
 
     def refuse_other_protocols(self, session: Session) -> None:
         """Refuse silos that joined before this coordinator was updated and speak an earlier protocol, until they say
@@ -663,7 +662,7 @@ class Driver:
         self._contexts = MessageContexts(self.dependencies.blobs, self.runs)
         self._up_since = self.dependencies.monotonic()
         self._past: dict[str, rounds.Life] = {}  # a few runs that have ended, for retries of what came last
-        self._books: dict[str, HistoryBook] = {}
+        self.books: dict[str, HistoryBook] = {}
         self.pending = Pending(self.dependencies.store, self.dependencies.audit)
         self._polls = PollWindows(self.dependencies.audit.append, "ingress")
         self.refusals = Refusals(self.dependencies.audit.append, self.dependencies.monotonic)
@@ -919,7 +918,7 @@ class Driver:
 
     def _counted(self, session: Session, silo: str, ruling: Ruling, book: HistoryBook) -> None:
         if ruling.decision.verdict == "allow":
-            self.dependencies.store.once_undone(lambda: self._books.pop(silo, None))
+            self.dependencies.store.once_undone(lambda: self.books.pop(silo, None))
             book.record(ruling.facts)
             book.forget_runs_but(self.runs)
             db.set_counts(session, silo, db.as_json(book.to_json()))
@@ -1038,8 +1037,7 @@ class Driver:
     def _refusal(self, error: PeerError, envelope: pb.Envelope, silo: str) -> Taken:
         """silo: a listed one whose own message is refused; empty for anybody else."""
         if silo and envelope.kind == "control.hello" and error.wire_code is not WireCode.HALTED:
-            fields = {"code": error.code, "field": error.field, "expected": error.expected, "got": error.got}
-            self.seen.setdefault(silo, MemberState()).refusal = fields
+            self.seen.setdefault(silo, MemberState()).refusal = error.difference
         body = pb.Refusal(code=error.wire_code.value, field=error.field, expected=error.expected, got=error.got)
         run, number = (envelope.run, envelope.round) if envelope.run in self.runs else ("", 0)
         return Taken(Place(run, number, 0, "control.refusal"), body)
@@ -1061,10 +1059,10 @@ class Driver:
 
     def _book(self, session: Session, silo: str) -> HistoryBook:
         """Kept in memory as it is in the database; read again where a transaction that counted on failed."""
-        if silo not in self._books:
+        if silo not in self.books:
             counts = db.counts_of(session, silo)
-            self._books[silo] = HistoryBook.from_json(json.loads(counts)) if counts else HistoryBook()
-        return self._books[silo]
+            self.books[silo] = HistoryBook.from_json(json.loads(counts)) if counts else HistoryBook()
+        return self.books[silo]
 
     def _count(
         self, session: Session, silo: str, run: str, number: int, kind: str, direction: str, payload_bytes: int

@@ -86,11 +86,10 @@ def _certificates(session: Session, run: str) -> list[str]:
 
 def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
     """One round; number 0 is what came before the first: the base model's evaluation, the plan."""
-    db.write_counts(session)
     row = session.get(db.Round, (run, number))
     uploads = select(db.Upload).where(db.Upload.run == run, db.Upload.round == number)
     figures = select(db.Figure).where(db.Figure.run == run, db.Figure.round == number).order_by(db.Figure.id)
-    traffic = select(db.Traffic).where(db.Traffic.run == run, db.Traffic.round == number)
+
     donors: dict[str, int] = {}
     metrics: dict[str, dict[str, dict[str, float]]] = {}
     notes: list[dict[str, Any]] = []
@@ -128,16 +127,7 @@ def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
         ],
         "donors_sent": donors,
         "metrics": metrics,
-        "traffic": [
-            {
-                "silo": item.silo,
-                "direction": item.direction,
-                "kind": item.kind,
-                "messages": item.messages,
-                "bytes": item.payload_bytes,
-            }
-            for item in sorted(session.scalars(traffic), key=lambda item: (item.silo, item.direction, item.kind))
-        ],
+        "traffic": db.traffic_table(session, run, number),
         "notes": notes,
     }
 

@@ -978,15 +978,18 @@ def may_fetch(session: Session, silo: str, digest: str) -> bool:
     return bool(digest) and any(session.scalar(query) is not None for query in (in_runs, in_rounds, of_silo))
 
 
-def traffic_table(session: Session, run: str | None = None) -> list[dict[str, Any]]:
-    """Payload bytes by silo, direction and kind, summed over rounds, of one run or of everything."""
+def traffic_table(session: Session, run: str | None = None, number: int | None = None) -> list[dict[str, Any]]:
+    """Payload bytes by silo, direction and kind: of one round of a run, or summed over a run or over everything."""
     write_counts(session)
     names = (Traffic.silo, Traffic.direction, Traffic.kind)
     query = select(*names, sql.sum(Traffic.messages), sql.sum(Traffic.payload_bytes)).group_by(*names).order_by(*names)
-    rows = session.execute(query if run is None else query.where(Traffic.run == run))
+    if run is not None:
+        query = query.where(Traffic.run == run)
+    if number is not None:
+        query = query.where(Traffic.round == number)
     return [  # PostgreSQL's sums of whole numbers are decimal ones
         {"silo": silo, "direction": direction, "kind": kind, "messages": int(messages), "bytes": int(size)}
-        for silo, direction, kind, messages, size in rows
+        for silo, direction, kind, messages, size in session.execute(query)
     ]
 
 

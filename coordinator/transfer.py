@@ -27,7 +27,7 @@ from certs.commands import VerifiedCommand
 from certs.identity import PeerIdentity, peer_identity
 from coordinator import outbox
 from coordinator import store as db
-from coordinator.blobs import AnyPayload, BytesPayload, chunks
+from coordinator.blobs import AnyPayload, BytesPayload, chunks, whole
 from coordinator.driver import Driver, Taken
 from coordinator.outbox import Reply
 from fedsilo.control.server import ControlServer
@@ -142,7 +142,7 @@ class Transfers:
         with self._payload(file, message) as payload:
             reply = self.driver.receive(peer, envelope, payload)
         answer = reply.envelope.kind
-        code = codec.decode(pb.Refusal, _bytes(reply.payload)).code if answer == "control.refusal" else ""
+        code = codec.decode(pb.Refusal, whole(reply.payload)).code if answer == "control.refusal" else ""
         if code == WireCode.HALTED:  # which is no answer to the message
             raise OperationError("the coordinator takes nothing at this time", hint="import the file again", code=code)
         with self.driver.changing(), self._dependencies.store.transaction() as session:
@@ -172,7 +172,7 @@ class Transfers:
                 asked_run=question.run,
                 asked_sequence=question.sequence,
                 envelope=reply.envelope.SerializeToString(deterministic=True),
-                payload=_bytes(reply.payload),
+                payload=whole(reply.payload),
             )
         )
 
@@ -291,10 +291,6 @@ def _adapters_named(session: Session, item: db.OutboxItem) -> Iterable[str]:
 def _reference(session: Session, run: str) -> str:
     """Digest of the adapter that a run's KL term is against, which a silo lacks that was not there when it began."""
     return plan_from_canonical(session.get_one(db.Run, run).plan).reference_sha256
-
-
-def _bytes(payload: AnyPayload) -> bytes:
-    return payload.read_at(0, payload.size_bytes)
 
 
 def _path_of(command: VerifiedCommand) -> Path:

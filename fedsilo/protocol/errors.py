@@ -120,14 +120,11 @@ class HeldError(FedSiloError):
 
 
 class OperationError(FedSiloError):
-    exit_code = 1
-    default_code = "FAILED"
+    """The operation ran and failed."""
 
 
 class PeerError(FedSiloError):
     """The peer sent something the protocol forbids; `wire_code` is the whole answer it gets."""
-
-    exit_code = 1
 
     def __init__(
         self, wire_code: WireCode, message: str, *, hint: str = "", field: str = "", expected: str = "", got: str = ""
@@ -137,3 +134,8 @@ class PeerError(FedSiloError):
         self.field = field
         self.expected = expected
         self.got = got
+
+    @property
+    def difference(self) -> dict[str, str]:
+        """What differs, for the people of whoever refuses."""
+        return {"code": self.code, "field": self.field, "expected": self.expected, "got": self.got}

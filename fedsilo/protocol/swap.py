@@ -55,15 +55,19 @@ def balanced_donors(
     Returns:
         (origin, position among the origin's answers, answer), at most `donors_wanted` of them.
     """
-    candidates = [
+    wanted = donors_wanted(len(correct.get(receiver, ())), samples)
+    return draw_without_replacement(_pooled(correct, but=receiver), wanted, random)
+
+
+def _pooled(answers: Mapping[str, Sequence[T | None]], but: str = "") -> list[tuple[str, int, T]]:
+    """All answers but None and but one silo's own, as (origin, position among the origin's answers, answer)."""
+    return [
         (silo, position, answer)
-        for silo in sorted(correct)
-        if silo != receiver
-        for position, answer in enumerate(correct[silo])
+        for silo in sorted(answers)
+        if silo != but
+        for position, answer in enumerate(answers[silo])
         if answer is not None
     ]
-    wanted = donors_wanted(len(correct.get(receiver, ())), samples)
-    return draw_without_replacement(candidates, wanted, random)
 
 
 def random_group(
@@ -74,13 +78,7 @@ def random_group(
     Returns:
         (origin, position among the origin's answers, answer).
     """
-    pool = [
-        (silo, position, answer)
-        for silo in sorted(answers)
-        for position, answer in enumerate(answers[silo])
-        if answer is not None
-    ]
-    return draw_without_replacement(pool, samples, random)
+    return draw_without_replacement(_pooled(answers), samples, random)
 
 
 def replaced_positions(rewards: Sequence[float], donors: int, random: np.random.Generator) -> tuple[int, ...]:
@@ -143,15 +141,8 @@ def drawn_donors(
     Returns:
         (origin, position among the origin's answers, answer).
     """
-    candidates = [
-        (silo, position, answer)
-        for silo in sorted(answers)
-        if silo != receiver
-        for position, answer in enumerate(answers[silo])
-        if answer is not None
-    ]
     random = generator(seed_of(plan.seed, "pool-donors", round_number, step, prompt, receiver))
-    return draw_without_replacement(candidates, donors_wanted(0, plan.samples_per_prompt), random)
+    return draw_without_replacement(_pooled(answers, receiver), donors_wanted(0, plan.samples_per_prompt), random)
 
 
 def pool_digests(accepted: Iterable[tuple[str, str, int, str]], update_kind: str) -> dict[str, str]:

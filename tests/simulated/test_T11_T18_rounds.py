@@ -278,7 +278,7 @@ def test_T11_a_coordinator_refuses_and_records_it(tmp_path: Path) -> None:
     counts["counts"]["run-1/first"] = 20
     with house.store.transaction() as session:
         db.set_counts(session, silo.name, db.as_json(counts))
-    house.driver._books[silo.name] = HistoryBook.from_json(counts)
+    house.driver.books[silo.name] = HistoryBook.from_json(counts)
     refused = silo.say("lora.factors", silo.delta_payload(3), run="run-1", number=3)
     assert isinstance(refused, pb.Refusal)
     record = list(house.audit.records())[-1]

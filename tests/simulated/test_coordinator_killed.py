@@ -283,7 +283,7 @@ def test_a_run_that_is_aborted_leaves_no_round_open_and_no_deadline(tmp_path: Pa
 
 
 def book_in_memory(house: House, silo: str) -> str:
-    return db.as_json(house.driver._books[silo].to_json())
+    return db.as_json(house.driver.books[silo].to_json())
 
 
 def book_in_database(house: House, silo: str) -> str:
@@ -332,7 +332,7 @@ def test_T11_counts_in_memory_are_those_of_the_database_after_a_failure(
         after = json.loads(book_in_database(house, silo.name))["recent"]["control"]
         assert len(after) == len(before) + 1, "counted once all the same"
     else:
-        assert silo.name not in house.driver._books, "read again when it is asked for"
+        assert silo.name not in house.driver.books, "read again when it is asked for"
         assert json.loads(book_in_database(house, silo.name))["recent"]["control"] == before
 
 

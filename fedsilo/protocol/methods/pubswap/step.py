@@ -81,6 +81,9 @@ class CoordinatorState:
     committed_rounds: int = 0
 
 
+_Coordinated = tuple[CoordinatorState, tuple[CoordinatorAction, ...]]
+
+
 @dataclass(frozen=True)
 class Coordinator:
     """The coordinator's half. stays: what is trained and leaves no silo."""
@@ -91,9 +94,7 @@ class Coordinator:
     def start(self, plan: Plan, party: str) -> CoordinatorState:
         return CoordinatorState(plan)
 
-    def on_event(
-        self, state: CoordinatorState, event: CoordinatorEvent
-    ) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def on_event(self, state: CoordinatorState, event: CoordinatorEvent) -> _Coordinated:
         if state.phase == "done":
             return state, ()
         match event:
@@ -145,9 +146,7 @@ class Coordinator:
         """Return, by silo, what counts towards the quorum of the open round: digests of updates."""
         return state.uploads
 
-    def _open(
-        self, state: CoordinatorState, round_number: int
-    ) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _open(self, state: CoordinatorState, round_number: int) -> _Coordinated:
         plan = state.plan
         steps = () if self.swap == "no-public" else plan.public_steps()
         body = pb.RoundOpen(
@@ -169,9 +168,7 @@ class Coordinator:
         sends = tuple(Send(silo, "round.open", round_number, 0, body) for silo in state.silos)
         return state, (*sends, StartDeadline(f"round/{round_number}", plan.round_deadline_seconds))
 
-    def _take_answers(
-        self, state: CoordinatorState, silo: str, step: int, body: pb.PublicResponses
-    ) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _take_answers(self, state: CoordinatorState, silo: str, step: int, body: pb.PublicResponses) -> _Coordinated:
         actions: tuple[CoordinatorAction, ...] = ()
         of_step = state.answers.get(step, {})
         if step in state.closed_steps:
@@ -185,9 +182,7 @@ class Coordinator:
         state, closing = self._close_step_if_complete(state, step)
         return state, actions + closing
 
-    def _close_step_if_complete(
-        self, state: CoordinatorState, step: int
-    ) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _close_step_if_complete(self, state: CoordinatorState, step: int) -> _Coordinated:
         of_step = state.answers.get(step, {})
         waiting = [
             silo
@@ -198,7 +193,7 @@ class Coordinator:
             return state, ()
         return self._close_step(state, step)
 
-    def _close_step(self, state: CoordinatorState, step: int) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _close_step(self, state: CoordinatorState, step: int) -> _Coordinated:
         of_step = state.answers.get(step, {})
         state = replace(state, closed_steps=state.closed_steps | {step})
         actions: list[CoordinatorAction] = []
@@ -247,9 +242,7 @@ class Coordinator:
             Note("donors_sent", state.round, step, fields),
         )
 
-    def _close_whatever_is_complete(
-        self, state: CoordinatorState
-    ) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _close_whatever_is_complete(self, state: CoordinatorState) -> _Coordinated:
         if state.phase == "evaluating":
             return self._finish_if_evaluated(state)
         if state.phase != "open":
@@ -261,9 +254,7 @@ class Coordinator:
         state, closing = self._close_round_if_complete(state)
         return state, (*actions, *closing)
 
-    def _close_round_if_complete(
-        self, state: CoordinatorState
-    ) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _close_round_if_complete(self, state: CoordinatorState) -> _Coordinated:
         missing = [silo for silo in state.silos if silo not in state.uploads and (0, silo) not in state.absent]
         if not missing:
             return self._close_round(state)
@@ -274,7 +265,7 @@ class Coordinator:
             actions.extend(closing)
         return state, tuple(actions)
 
-    def _close_round(self, state: CoordinatorState) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _close_round(self, state: CoordinatorState) -> _Coordinated:
         given = self._given(state)
         participants = tuple(silo for silo in state.plan.silos if silo in given)
         if len(participants) < state.plan.quorum:
@@ -284,16 +275,12 @@ class Coordinator:
             return state, (note, *actions)
         return self._complete(state, participants)
 
-    def _complete(
-        self, state: CoordinatorState, participants: tuple[str, ...]
-    ) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _complete(self, state: CoordinatorState, participants: tuple[str, ...]) -> _Coordinated:
         """End a round to which enough silos have given something."""
         digests = tuple(state.uploads[silo] for silo in participants)
         return replace(state, phase="committing"), (Commit(state.round, (Result(participants, digests),)),)
 
-    def _after_round(
-        self, state: CoordinatorState, *, committed: bool, closed: bool = False
-    ) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _after_round(self, state: CoordinatorState, *, committed: bool, closed: bool = False) -> _Coordinated:
         participants = [silo for silo in state.plan.silos if silo in state.uploads and (committed or closed)]
         body = pb.RoundResult(committed=committed, adapter_digest=state.base_digest, participants=participants)
         results = tuple(Send(silo, "round.result", state.round, 0, body) for silo in state.silos)
@@ -316,21 +303,19 @@ class Coordinator:
         deadline = StartDeadline("evaluation", state.plan.round_deadline_seconds)
         return replace(state, phase="evaluating", evaluated=frozenset()), (*results, deadline)
 
-    def _finish_if_evaluated(self, state: CoordinatorState) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _finish_if_evaluated(self, state: CoordinatorState) -> _Coordinated:
         # Whoever abstains in the last round (step 0) sends no evaluation either, unless only its update is kept back.
         gone = {silo for step, silo in state.absent if step == 0} - state.kept_back
         if all(silo in state.evaluated or silo in gone for silo in state.silos):
             return self._end_by_rounds(state)
         return state, ()
 
-    def _end_by_rounds(self, state: CoordinatorState) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _end_by_rounds(self, state: CoordinatorState) -> _Coordinated:
         if state.committed_rounds:
             return self._end(state, "finished", "")
         return self._end(state, "failed", "NO_ROUND_COMMITTED")
 
-    def _end(
-        self, state: CoordinatorState, outcome: str, reason: str
-    ) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _end(self, state: CoordinatorState, outcome: str, reason: str) -> _Coordinated:
         body = pb.RunEnd(outcome=outcome, adapter_digest=state.base_digest)
         ends = tuple(Send(silo, "run.end", state.round, 0, body) for silo in self._everybody(state))
         return replace(state, phase="done"), (*ends, FinishRun(outcome, reason))
@@ -339,7 +324,7 @@ class Coordinator:
     def _everybody(state: CoordinatorState) -> tuple[str, ...]:
         return tuple(silo for silo in state.plan.silos if silo in state.silos or silo in state.came)
 
-    def _deadline(self, state: CoordinatorState, name: str) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
+    def _deadline(self, state: CoordinatorState, name: str) -> _Coordinated:
         if name == f"round/{state.round}" and state.phase == "open":
             return self._close_round(state)
         if name == "evaluation" and state.phase == "evaluating":
@@ -376,6 +361,9 @@ class SiloState:
     inbox: tuple[MessageArrived, ...] = ()
 
 
+_Step = tuple[SiloState, tuple[SiloAction, ...]]
+
+
 @dataclass(frozen=True)
 class Silo:
     """The silo's half. stays: what is trained and leaves no silo."""
@@ -386,7 +374,7 @@ class Silo:
     def start(self, plan: Plan, party: str) -> SiloState:
         return SiloState(plan, party)
 
-    def on_event(self, state: SiloState, event: SiloEvent) -> tuple[SiloState, tuple[SiloAction, ...]]:
+    def on_event(self, state: SiloState, event: SiloEvent) -> _Step:
         match event:
             case MessageArrived():
                 return self._take(replace(state, inbox=(*state.inbox, event)))
@@ -400,7 +388,7 @@ class Silo:
                 return self._train(state, self._public_step(state, "none", pb.PublicDonors()))
         return state, ()
 
-    def _take(self, state: SiloState) -> tuple[SiloState, tuple[SiloAction, ...]]:
+    def _take(self, state: SiloState) -> _Step:
         """Take the first message of the inbox that fits what the silo waits for; drop those of closed rounds."""
         state = replace(state, inbox=tuple(message for message in state.inbox if not _is_stale(message, state.round)))
         for place, message in enumerate(state.inbox):
@@ -424,7 +412,7 @@ class Silo:
                     return replace(following, waits_for="end"), ()
         return state, ()
 
-    def _open(self, state: SiloState, message: MessageArrived) -> tuple[SiloState, tuple[SiloAction, ...]]:
+    def _open(self, state: SiloState, message: MessageArrived) -> _Step:
         assert isinstance(message.body, pb.RoundOpen)  # noqa: S101  # the registry of kinds guarantees the type
         state = replace(
             state,
@@ -437,19 +425,19 @@ class Silo:
             return self._train(state, Evaluate(0, ""))
         return self._load(state)
 
-    def _load(self, state: SiloState) -> tuple[SiloState, tuple[SiloAction, ...]]:
+    def _load(self, state: SiloState) -> _Step:
         if state.plan.reference_sha256 and not state.has_reference:
             return self._train(state, LoadReference(state.round, state.plan.reference_sha256))
         task = LoadAdapter(state.round, state.base_digest)
         return replace(state, waits_for="task"), (Fetch(state.base_digest), Train(task))
 
-    def _train(self, state: SiloState, task: TrainerTask) -> tuple[SiloState, tuple[SiloAction, ...]]:
+    def _train(self, state: SiloState, task: TrainerTask) -> _Step:
         return replace(state, waits_for="task"), (Train(task),)
 
     def _public_step(self, state: SiloState, swap: str, donors: pb.PublicDonors) -> PublicStep:
         return PublicStep(state.round, state.step, swap, donors)
 
-    def _next_step(self, state: SiloState) -> tuple[SiloState, tuple[SiloAction, ...]]:
+    def _next_step(self, state: SiloState) -> _Step:
         # A round that closed meanwhile needs no further steps.
         for message in state.inbox:
             if message.kind == "round.result" and message.round == state.round:
@@ -468,10 +456,10 @@ class Silo:
         """Return which own answers leave at a public step."""
         return {"balanced": "correct", "random": "all"}.get(self.swap, "none")
 
-    def _after_steps(self, state: SiloState) -> tuple[SiloState, tuple[SiloAction, ...]]:
+    def _after_steps(self, state: SiloState) -> _Step:
         return self._train(state, ExportDelta(state.round))
 
-    def _task_done(self, state: SiloState, task: TrainerTask, body: object) -> tuple[SiloState, tuple[SiloAction, ...]]:
+    def _task_done(self, state: SiloState, task: TrainerTask, body: object) -> _Step:
         match task:
             case Evaluate(round_number) if isinstance(body, pb.MetricsEval):
                 return self._offer(replace(state, base_evaluated=True), Offer("metrics.eval", round_number, 0, body))
@@ -489,10 +477,10 @@ class Silo:
                 return self._next_step(state)
         return state, ()
 
-    def _offer(self, state: SiloState, offer: Offer) -> tuple[SiloState, tuple[SiloAction, ...]]:
+    def _offer(self, state: SiloState, offer: Offer) -> _Step:
         return replace(state, waits_for="offer", offered=(offer.kind, offer.round, offer.step)), (offer,)
 
-    def _offer_settled(self, state: SiloState, outcome: str) -> tuple[SiloState, tuple[SiloAction, ...]]:
+    def _offer_settled(self, state: SiloState, outcome: str) -> _Step:
         match state.offered[0], outcome:
             case "public.responses", "sent":
                 seconds = state.plan.public_step_deadline_seconds + DONOR_GRACE_SECONDS
@@ -507,7 +495,7 @@ class Silo:
                 return self._take(replace(state, waits_for="round"))
         return self._take(replace(state, waits_for="result"))
 
-    def _result(self, state: SiloState, message: MessageArrived) -> tuple[SiloState, tuple[SiloAction, ...]]:
+    def _result(self, state: SiloState, message: MessageArrived) -> _Step:
         assert isinstance(message.body, pb.RoundResult)  # noqa: S101  # the registry of kinds guarantees the type
         if not message.body.committed:
             return self._take(replace(state, waits_for="round"))
