@@ -75,6 +75,13 @@ class BitPatterns:
     _room: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32), repr=False, compare=False)
     _lower: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16), repr=False, compare=False)
 
+    def facts(self) -> dict[str, int]:
+        return {
+            "values_not_finite": self.not_finite,
+            "values_not_canonical": self.not_canonical,
+            "values_off_bfloat16": self.off_bfloat16,
+        }
+
     def add(self, values: npt.NDArray[np.float32], *, finite: bool = False) -> None:
         """Count in contiguous values of any length. One look at the extremes first: mostly there is nothing.
 

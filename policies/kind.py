@@ -302,6 +302,11 @@ def not_judged_yet(facts: Facts, path: Path) -> Judgement:
     return not_applicable(path) if facts["stage"] == OFFERED else holds(False, path)
 
 
+def before_transforms(facts: Facts) -> bool:
+    """Only a sender transforms, so only its offer is spared the limits that the transform establishes."""
+    return bool(facts["stage"] == OFFERED and facts["direction"] == "egress")
+
+
 def side_of(facts: Facts, policy: Policy) -> str:
     """Return the block of the policy that applies: what the coordinator sends is `ingress` for a silo, and what silos
     send is `egress`, for the silo that sends it and for the coordinator that checks it again with its charter."""
@@ -626,6 +631,13 @@ def questions_in_set(facts: Facts, policy: Policy, history: History) -> Judgemen
     _, path = block_of(facts, policy)
     wrong = facts["questions_not_in_set"] + facts["questions_repeated"]
     return none_of(wrong + facts.get("exemplars_not_in_set", 0) + facts.get("exemplars_repeated", 0), (*path, "set"))
+
+
+@rule("canonical", "NOT_CANONICAL")
+def canonical(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """No -0 and no denormal: both are a bit pattern more than the number needs."""
+    _, path = block_of(facts, policy)
+    return not_applicable(path) if before_transforms(facts) else none_of(facts["values_not_canonical"], path)
 
 
 @rule("prompts are rows of the public set", "PROMPT_NOT_PUBLIC")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -39,7 +40,7 @@ from policies import lattice
 from policies.fields import Approvals, Closed, Integer, Least, Limit, NormLimit, PinnedText, is_zero
 from policies.grids import MANTISSA_BITS, BitPatterns, Bits, grid_points
 from policies.history import History
-from policies.message import OFFERED, Context, Facts, Message
+from policies.message import Context, Facts, Message
 from policies.model import UNLIMITED, Policy, SchemaPin
 
 _F = k.FieldClass
@@ -185,9 +186,7 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
     total = None if l2 is None or context.base_l2 is None else l2 + context.base_l2
     facts.update(
         elements=elements,
-        values_not_finite=patterns.not_finite,
-        values_not_canonical=patterns.not_canonical,
-        values_off_bfloat16=patterns.off_bfloat16,
+        **patterns.facts(),
         l2=l2,
         tensor_l2_max=math.sqrt(square_max) if finite else None,
         total_l2_max=total,
@@ -292,11 +291,6 @@ def _pin(facts: Facts, policy: Policy) -> tuple[SchemaPin, tuple[str, ...]] | No
     return policy.file.lora_schemas[block.schema_name], ("lora_schemas", block.schema_name)
 
 
-def _before_transforms(facts: Facts) -> bool:
-    """Only a sender transforms, so only its offer is spared the limits that the transform establishes."""
-    return bool(facts["stage"] == OFFERED and facts["direction"] == "egress")
-
-
 @k.rule("schema", "SCHEMA_MISMATCH")
 def schema(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """The schema measured against, and the one the header names, are the pinned one."""
@@ -383,13 +377,6 @@ def rank(facts: Facts, policy: Policy, history: History) -> k.Judgement:
 FINITE = k.zero_rule("finite values", "NOT_FINITE", "values_not_finite")
 
 
-@k.rule("canonical values", "NOT_CANONICAL")
-def canonical(facts: Facts, policy: Policy, history: History) -> k.Judgement:
-    """No -0 and no denormal: both are a bit pattern more than the number needs."""
-    _, path = k.block_of(facts, policy)
-    return k.not_applicable(path) if _before_transforms(facts) else k.none_of(facts["values_not_canonical"], path)
-
-
 @k.rule("base adapter", "BASE_DIGEST")
 def base(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     """A delta names the adapter that the open round started from; whole factors name none."""
@@ -398,17 +385,16 @@ def base(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     return k.holds(facts[key], path)
 
 
-@k.rule("value grid", "VALUE_GRID", *_UPDATES)
-def grid(facts: Facts, policy: Policy, history: History) -> k.Judgement:
-    block, path = k.block_of(facts, policy)
-    if block is None or block.quantise.grid == "float32" or _before_transforms(facts):
+@k.block_rule("value grid", "VALUE_GRID", *_UPDATES)
+def grid(facts: Facts, block: LoraFactors, path: Path) -> k.Judgement:
+    if block.quantise.grid == "float32" or k.before_transforms(facts):
         return k.not_applicable()
     return k.none_of(facts["values_off_bfloat16"], (*path, "quantise"))
 
 
-DELTA_L2 = k.limit_rule("L2 of the delta", "DELTA_L2", "max_l2", k.fact("l2"), *_UPDATES, unless=_before_transforms)
+DELTA_L2 = k.limit_rule("L2 of the delta", "DELTA_L2", "max_l2", k.fact("l2"), *_UPDATES, unless=k.before_transforms)
 TENSOR_L2 = k.limit_rule(
-    "L2 of one tensor", "TENSOR_L2", "max_tensor_l2", k.fact("tensor_l2_max"), *_UPDATES, unless=_before_transforms
+    "L2 of one tensor", "TENSOR_L2", "max_tensor_l2", k.fact("tensor_l2_max"), *_UPDATES, unless=k.before_transforms
 )
 TOTAL_L2 = k.limit_rule(
     "L2 of base and delta",
@@ -416,7 +402,7 @@ TOTAL_L2 = k.limit_rule(
     "max_total_l2",
     k.fact("total_l2_max"),
     *_UPDATES,
-    unless=_before_transforms,
+    unless=k.before_transforms,
     why="Upper bound: norm of the base plus norm of the delta.",
 )
 
@@ -477,11 +463,10 @@ def _elsewhere(facts: Facts) -> bool:
     return bool(facts["direction"] != "egress")
 
 
-@k.rule("records of the round", "MIN_RECORDS", *_UPDATES)
-def records(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.block_rule("records of the round", "MIN_RECORDS", *_UPDATES)
+def records(facts: Facts, block: LoraFactors, path: Path) -> k.Judgement:
     """Enough distinct private records, so that no update is one record's. Public steps alone are nobody's."""
-    block, path = k.block_of(facts, policy)
-    if block is None or _elsewhere(facts):
+    if _elsewhere(facts):
         return k.not_applicable()
     path = (*path, "min_records")
     if facts["records"] == 0:
@@ -679,7 +664,7 @@ _RULES = (
     dtype,
     rank,
     FINITE,
-    canonical,
+    replace(k.canonical, name="canonical values"),
     base,
     grid,
     DELTA_L2,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -22,9 +23,7 @@ from policies import kind as k
 from policies import lattice
 from policies.fields import Approvals, Closed, Integer, Limit, NormLimit, PinnedNumber
 from policies.grids import BitPatterns, Bits, grid_points
-from policies.history import History
-from policies.message import OFFERED, Context, Facts, Message
-from policies.model import Policy
+from policies.message import Context, Facts, Message
 
 _F = k.FieldClass
 LAYERS_MAX = 256
@@ -113,9 +112,7 @@ def measure(header: pb.Factors, message: Message, context: Context) -> Facts:
             square_max = max(square_max, square)
     finite = patterns.not_finite == 0  # squares of float32 values do not overflow a double
     facts.update(
-        values_not_finite=patterns.not_finite,
-        values_not_canonical=patterns.not_canonical,
-        values_off_bfloat16=patterns.off_bfloat16,
+        **patterns.facts(),
         l2=math.sqrt(squares) if finite else None,
         tensor_l2_max=math.sqrt(square_max) if finite else None,
         orthonormality_error=distance_max if finite and math.isfinite(distance_max) else None,
@@ -162,19 +159,9 @@ def header(facts: Facts, block: Interventions, path: Path) -> k.Judgement:
     return k.holds(plain, path)
 
 
-@k.rule("canonical interventions", "NOT_CANONICAL")
-def canonical(facts: Facts, policy: Policy, history: History) -> k.Judgement:
-    """No -0 and no denormal: both are a bit pattern more than the number needs."""
-    _, path = k.block_of(facts, policy)
-    if facts["stage"] == OFFERED and facts["direction"] == "egress":
-        return k.not_applicable(path)  # the gate writes them as 0
-    return k.none_of(facts["values_not_canonical"], path)
-
-
-@k.rule("intervention grid", "VALUE_GRID")
-def grid(facts: Facts, policy: Policy, history: History) -> k.Judgement:
-    block, path = k.block_of(facts, policy)
-    if block is None or block.dtype == "float32" or (facts["stage"] == OFFERED and facts["direction"] == "egress"):
+@k.block_rule("intervention grid", "VALUE_GRID")
+def grid(facts: Facts, block: Interventions, path: Path) -> k.Judgement:
+    if block.dtype == "float32" or k.before_transforms(facts):
         return k.not_applicable()
     return k.none_of(facts["values_off_bfloat16"], (*path, "dtype"))
 
@@ -185,7 +172,7 @@ TENSOR_L2 = k.limit_rule("L2 of one intervention tensor", "TENSOR_L2", "max_tens
 ORTHONORMAL = k.limit_rule(
     "rows of R orthonormal", "ORTHONORMAL", "max_orthonormality_error", k.fact("orthonormality_error")
 )
-_RULES = (tensor_set, shapes, header, FINITE, canonical, grid, L2, TENSOR_L2)
+_RULES = (tensor_set, shapes, header, FINITE, replace(k.canonical, name="canonical interventions"), grid, L2, TENSOR_L2)
 
 
 def largest(block: ReftIntervention, at: k.Figures) -> tuple[int, int]:

@@ -113,11 +113,10 @@ def package_prompts(facts: Facts, policy: Policy, history: History) -> k.Judgeme
     return k.none_of(facts["prompts_not_in_set"] + facts["prompts_repeated"], (*path, "set"))
 
 
-@k.rule("package confidence", "CONFIDENCE", "knowledge.package")
-def confidence(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.block_rule("package confidence", "CONFIDENCE", "knowledge.package")
+def confidence(facts: Facts, block: KnowledgePackage | PackageIn, path: Path) -> k.Judgement:
     """In range and on the grid; none at all where the policy has no grid for it."""
-    block, path = k.block_of(facts, policy)
-    if block is None or k.side_of(facts, policy) == "ingress":
+    if isinstance(block, PackageIn):
         return k.not_applicable()
     path = (*path, "confidence")
     if block.confidence is None:

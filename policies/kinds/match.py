@@ -53,8 +53,7 @@ def match_peer(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     path = ("federation", "peers")
     if facts["peer_in_plan"] is not True:
         return k.holds(False, path)
-    prefix = f"spiffe://{policy.file.federation.id}/silo/"
-    return k.none_of(sum(prefix + name not in policy.peers for name in facts["names"]), path)
+    return k.none_of(k.strangers(facts, policy), path)
 
 
 def _example_of_directive(at: k.Around) -> k.Example:

@@ -11,9 +11,7 @@ from policies import kind as k
 from policies import lattice
 from policies.fields import Approvals, Closed, Grid, Integer, Least, Limit, Positive, PositiveLimit
 from policies.grids import EXACT_BITS, Bits, log2_choices, lowest, points_of
-from policies.history import History
 from policies.message import Context, Facts, Message
-from policies.model import Policy
 
 _F = k.FieldClass
 FIELDS: k.FieldTable = {
@@ -71,11 +69,10 @@ def histogram(facts: Facts, block: ProfileVector, path: Path) -> k.Judgement:
     return k.equal(facts["parts"], block.parts if block.bins else 0, (*path, "parts"))
 
 
-@k.rule("records behind the profile", "MIN_RECORDS", "profile.vector")
-def profile_records(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.block_rule("records behind the profile", "MIN_RECORDS", "profile.vector")
+def profile_records(facts: Facts, block: ProfileVector, path: Path) -> k.Judgement:
     """Only the site knows how many it has, and the number does not cross the wire."""
-    block, path = k.block_of(facts, policy)
-    if block is None or facts["direction"] != "egress":
+    if facts["direction"] != "egress":
         return k.not_applicable()
     return k.at_least(facts["usable_records"], block.min_records, (*path, "min_records"))
 

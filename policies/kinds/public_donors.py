@@ -11,9 +11,8 @@ from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.strict_yaml import Path
 from policies import kind as k
 from policies.fields import Closed, Demand, Limit, PinnedText, ShareLimit
-from policies.history import History
 from policies.message import OFFERED, Context, Facts, Message
-from policies.model import Policy, ScreenNames
+from policies.model import ScreenNames
 
 _F = k.FieldClass
 FIELDS: k.FieldTable = {
@@ -58,11 +57,10 @@ def measure(body: pb.PublicDonors, message: Message, context: Context) -> Facts:
 DONORS_OF_STEP = k.zero_rule("donors of the open step", "PROMPT_NOT_PUBLIC", "prompts_not_of_step")
 
 
-@k.rule("donors graded here", "NOT_VERIFIED")
-def donors_verified(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.block_rule("donors graded here", "NOT_VERIFIED")
+def donors_verified(facts: Facts, block: PublicDonors, path: Path) -> k.Judgement:
     """Wrong donors are dropped by `drop_wrong_donors`; before that they are only looked at."""
-    block, path = k.block_of(facts, policy)
-    if block is None or not block.verify_locally:
+    if not block.verify_locally:
         return k.not_applicable()
     path = (*path, "verify_locally")
     if facts["graded"] is not True:

@@ -100,11 +100,10 @@ PROMPT_ORDER = k.zero_rule(
 )
 
 
-@k.rule("answers graded again", "NOT_VERIFIED")
-def verified(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.block_rule("answers graded again", "NOT_VERIFIED")
+def verified(facts: Facts, block: PublicResponses, path: Path) -> k.Judgement:
     """Judge verification: with send_only_verified, each response is one that this party's own grading calls correct."""
-    block, path = k.block_of(facts, policy)
-    if block is None or not block.send_only_verified:
+    if not block.send_only_verified:
         return k.not_applicable()
     if facts["graded"] is not True:
         return k.not_judged_yet(facts, (*path, "send_only_verified"))
@@ -124,11 +123,10 @@ def plan_size(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     return k.at_most(facts["samples_max"], facts["plan_samples_per_prompt"], path)
 
 
-@k.rule("tokens of one response", "RESPONSE_TOKENS")
-def response_tokens(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.block_rule("tokens of one response", "RESPONSE_TOKENS")
+def response_tokens(facts: Facts, block: PublicResponses, path: Path) -> k.Judgement:
     """Without a tokenizer (the coordinator has none) the bytes of a response bound it instead."""
-    block, path = k.block_of(facts, policy)
-    if block is None or _nobody_counted(facts):
+    if _nobody_counted(facts):
         return k.not_applicable()
     return k.at_most(facts["tokens_max"], block.generation.max_new_tokens, (*path, "generation", "max_new_tokens"))
 

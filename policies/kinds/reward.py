@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from fedsilo.protocol._generated import federation_pb2 as pb
+from fedsilo.protocol.strict_yaml import Path
 from policies import kind as k
 from policies.fields import Closed, Grid, Limit, Permission, PinnedText
 from policies.grids import EXACT_BITS, Bits, log2_states, lowest, of_steps, points_of
@@ -101,10 +102,9 @@ def candidates(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     return k.none_of(facts["candidates_not_asked"] + facts["abstained_with_rewards"], path)
 
 
-@k.rule("abstaining", "ABSTAIN", "reward.scalar")
-def abstaining(facts: Facts, policy: Policy, history: History) -> k.Judgement:
-    block, path = k.block_of(facts, policy)
-    if block is None or block.abstain == "allowed":
+@k.block_rule("abstaining", "ABSTAIN", "reward.scalar")
+def abstaining(facts: Facts, block: RewardScalar, path: Path) -> k.Judgement:
+    if block.abstain == "allowed":
         return k.not_applicable()
     return k.none_of(facts["abstained"], (*path, "abstain"))
 

@@ -120,11 +120,8 @@ def measure(body: pb.RunPlan, message: Message, context: Context) -> Facts:
 
 
 def _range_rule(key: str) -> k.Rule:
-    @k.rule(f"plan {key.replace('_', ' ')}", "PLAN_RANGE")
-    def check(facts: Facts, policy: Policy, history: History) -> k.Judgement:
-        block, path = k.block_of(facts, policy)
-        if block is None:
-            return k.not_applicable()
+    @k.block_rule(f"plan {key.replace('_', ' ')}", "PLAN_RANGE")
+    def check(facts: Facts, block: RunPlan, path: Path) -> k.Judgement:
         judgement = k.within(facts[key], getattr(block, key), (*path, key))
         most = facts.get(f"stated_{key}", facts[key])  # more, where the method's options ask for further ones
         return judgement if judgement.outcome == "deny" else k.within(most, getattr(block, key), (*path, key))
