@@ -216,8 +216,9 @@ class Rule:
         reason: code of a refusal, for the site's own eyes.
         kinds: those it judges; empty is every kind. A rule in a kind's file that names none judges the kinds that list
             it.
-        check: the judgement itself, of facts, policy and history.
-        on_block: of facts, the kind's block and its place; it says nothing where the policy does not name the kind.
+        check: the judgement itself.
+        given: what the check is given. "facts": these and the place of the kind's block; "block": the block as well,
+            and the rule says nothing where the policy does not name the kind; "policy": facts, policy and history.
         why: for people; where it is empty, the docstring of the check says it.
     """
 
@@ -225,38 +226,43 @@ class Rule:
     reason: str
     kinds: frozenset[str]
     check: Callable[..., Judgement]
-    on_block: bool = False
+    given: Literal["facts", "block", "policy"] = "policy"
     why: str = ""
 
     def applies(self, facts: Facts) -> bool:
         return not self.kinds or facts["kind"] in self.kinds
 
     def judge(self, facts: Facts, policy: Policy, history: History) -> Judgement:
-        if not self.on_block:
+        if self.given == "policy":
             return self.check(facts, policy, history)
         block, path = block_of(facts, policy)
+        if self.given == "facts":
+            return self.check(facts, path)
         return not_applicable() if block is None else self.check(facts, block, path)
 
 
 Check = Callable[[Facts, Policy, History], Judgement]
 
 
+def _made(
+    name: str, reason: str, kinds: tuple[str, ...], given: Literal["facts", "block", "policy"]
+) -> Callable[[Callable[..., Judgement]], Rule]:
+    return lambda check: Rule(name, reason, frozenset(kinds), check, given)
+
+
 def rule(name: str, reason: str, *kinds: str) -> Callable[[Check], Rule]:
     """Make a rule of a check; no kinds means every kind."""
-
-    def make(check: Check) -> Rule:
-        return Rule(name, reason, frozenset(kinds), check)
-
-    return make
+    return _made(name, reason, kinds, "policy")
 
 
 def block_rule(name: str, reason: str, *kinds: str) -> Callable[[Callable[[Facts, Any, Path], Judgement]], Rule]:
     """Make a rule of a check on a kind's block."""
+    return _made(name, reason, kinds, "block")
 
-    def make(check: Callable[[Facts, Any, Path], Judgement]) -> Rule:
-        return Rule(name, reason, frozenset(kinds), check, on_block=True)
 
-    return make
+def facts_rule(name: str, reason: str, *kinds: str) -> Callable[[Callable[[Facts, Path], Judgement]], Rule]:
+    """Make a rule of a check on facts alone."""
+    return _made(name, reason, kinds, "facts")
 
 
 def at_most(measured: float | None, limit: float, path: Path) -> Judgement:
@@ -552,8 +558,7 @@ def limit_rule(
 
 def zero_rule(name: str, reason: str, key: str, *, why: str = "") -> Rule:
     """A rule that one count of faults is zero."""
-    made = rule(name, reason)(lambda facts, policy, _: none_of(facts[key], block_of(facts, policy)[1]))
-    return replace(made, why=why)
+    return replace(facts_rule(name, reason)(lambda facts, path: none_of(facts[key], path)), why=why)
 
 
 def range_rule(name: str, reason: str) -> Rule:
@@ -610,10 +615,9 @@ def some_per_round(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_most(history.messages_in_round + 1, block.per_round, (*path, "per_round"))
 
 
-@rule("only what was asked", "NOT_ASKED")
-def only_asked(facts: Facts, policy: Policy, history: History) -> Judgement:
+@facts_rule("only what was asked", "NOT_ASKED")
+def only_asked(facts: Facts, path: Path) -> Judgement:
     """Questions or exemplars that the coordinator named for this step, each once."""
-    _, path = block_of(facts, policy)
     return none_of(facts["questions_not_asked"] + facts["questions_repeated"], path)
 
 
@@ -625,18 +629,16 @@ def exemplars_of_score(facts: Facts, block: Any, path: Path) -> Judgement:
     return least if least.outcome == "deny" else within(facts["exemplars_max"], block.exemplars, path)
 
 
-@rule("questions are rows of the set", "PROMPT_NOT_PUBLIC")
-def questions_in_set(facts: Facts, policy: Policy, history: History) -> Judgement:
+@facts_rule("questions are rows of the set", "PROMPT_NOT_PUBLIC")
+def questions_in_set(facts: Facts, path: Path) -> Judgement:
     """Judge that questions are rows of this silo's own copy, each once: no text of a question crosses (T12)."""
-    _, path = block_of(facts, policy)
     wrong = facts["questions_not_in_set"] + facts["questions_repeated"]
     return none_of(wrong + facts.get("exemplars_not_in_set", 0) + facts.get("exemplars_repeated", 0), (*path, "set"))
 
 
-@rule("canonical", "NOT_CANONICAL")
-def canonical(facts: Facts, policy: Policy, history: History) -> Judgement:
+@facts_rule("canonical", "NOT_CANONICAL")
+def canonical(facts: Facts, path: Path) -> Judgement:
     """No -0 and no denormal: both are a bit pattern more than the number needs."""
-    _, path = block_of(facts, policy)
     return not_applicable(path) if before_transforms(facts) else none_of(facts["values_not_canonical"], path)
 
 

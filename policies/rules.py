@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from fedsilo.protocol.kinds import FURTHER, KINDS, OFFERED_KINDS, OUTBOUND_KINDS, TEXT_KINDS_OUT, of_place
+from fedsilo.protocol.strict_yaml import Path
 from fedsilo.protocol.transcript import SIGNATURE_BYTES
 from policies import kind as k
 from policies import screens
@@ -45,10 +46,9 @@ def kind(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     return k.holds(allowed, path, measured=name, limit="a kind that the policy names")
 
 
-@k.rule("fields", "FIELD_NOT_ALLOWED")
-def fields(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("fields", "FIELD_NOT_ALLOWED")
+def fields(facts: Facts, path: Path) -> k.Judgement:
     """Each field has a class in the catalogue and holds what its class allows (T3, T8)."""
-    _, path = k.block_of(facts, policy)
     return k.none_of(sum(facts["fields_at_fault"].values()), path)
 
 
@@ -72,9 +72,8 @@ def valid(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     return k.within(facts["now"], (policy.valid_from_seconds, policy.valid_until_seconds - 1), ("valid",))
 
 
-@k.rule("run", "RUN_NOT_OPEN", *_PLACED, *of_place("run"))
-def run(facts: Facts, policy: Policy, history: History) -> k.Judgement:
-    _, path = k.block_of(facts, policy)
+@k.facts_rule("run", "RUN_NOT_OPEN", *_PLACED, *of_place("run"))
+def run(facts: Facts, path: Path) -> k.Judgement:
     return k.holds(facts["run_is_open"], path)
 
 
@@ -87,10 +86,9 @@ def kind_of_method(facts: Facts, policy: Policy, history: History) -> k.Judgemen
     return k.holds(facts["kind_of_method"], path)
 
 
-@k.rule("round", "ROUND_NOT_OPEN", *_PLACED)
-def round_and_step(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("round", "ROUND_NOT_OPEN", *_PLACED)
+def round_and_step(facts: Facts, path: Path) -> k.Judgement:
     """The message belongs to the open round, and to its open step where it has a step."""
-    _, path = k.block_of(facts, policy)
     name, number, step = facts["kind"], facts["round"], facts["step"]
     match KINDS[name].place:
         case "past round" | "past round or base" as place:
@@ -212,11 +210,10 @@ def witnesses(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     return k.at_least(facts["witnesses"], policy.file.audit.min_witnesses, ("audit", "min_witnesses"))
 
 
-@k.rule("countersignature", "COUNTERSIGNATURE", "control.poll")
-def countersignature(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("countersignature", "COUNTERSIGNATURE", "control.poll")
+def countersignature(facts: Facts, path: Path) -> k.Judgement:
     """A poll carries a signature of exactly its length while a round waits for it, and nothing at any other time (T9).
     Whether it verifies, its receiver looks; there it may also come late."""
-    _, path = k.block_of(facts, policy)
     size = facts["countersignature_bytes"]
     most = SIGNATURE_BYTES if facts["countersigns"] is True or facts["direction"] == "ingress" else 0
     return k.holds(size in (0, most), path, measured=size, limit=f"0 or {most} bytes")

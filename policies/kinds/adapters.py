@@ -302,10 +302,9 @@ def schema(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     return k.equal(facts[key], pin.sha256, (*path, "sha256"))
 
 
-@k.rule("tensor set", "TENSOR_SET")
-def tensor_set(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("tensor set", "TENSOR_SET")
+def tensor_set(facts: Facts, path: Path) -> k.Judgement:
     """No tensor missing, added, renamed or repeated, and values given for each."""
-    _, path = k.block_of(facts, policy)
     if facts["tensors_given"] is not True or facts["tensors"] < 1:
         return k.holds(False, (*path, "schema"))
     wrong = facts["tensors_missing"] + facts["tensors_unexpected"] + facts["tensors_repeated"]
@@ -341,9 +340,8 @@ def frozen(facts: Facts, policy: Policy, history: History) -> k.Judgement:
     return k.none_of(facts["fixed_changed"], path) if facts["step_rounds"] == 1 else k.not_applicable(path)
 
 
-@k.rule("tensor shapes", "TENSOR_SHAPE")
-def shapes(facts: Facts, policy: Policy, history: History) -> k.Judgement:
-    _, path = k.block_of(facts, policy)
+@k.facts_rule("tensor shapes", "TENSOR_SHAPE")
+def shapes(facts: Facts, path: Path) -> k.Judgement:
     return k.none_of(facts["shapes_wrong"], (*path, "schema"))
 
 
@@ -377,10 +375,9 @@ def rank(facts: Facts, policy: Policy, history: History) -> k.Judgement:
 FINITE = k.zero_rule("finite values", "NOT_FINITE", "values_not_finite")
 
 
-@k.rule("base adapter", "BASE_DIGEST")
-def base(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("base adapter", "BASE_DIGEST")
+def base(facts: Facts, path: Path) -> k.Judgement:
     """A delta names the adapter that the open round started from; whole factors name none."""
-    _, path = k.block_of(facts, policy)
     key = "base_digest_empty" if facts["kind"] == "global.adapter" else "base_digest_of_round"
     return k.holds(facts[key], path)
 

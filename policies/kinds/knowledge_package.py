@@ -15,9 +15,8 @@ from policies import kind as k
 from policies import lattice
 from policies.fields import Approvals, Closed, Grid, Limit, PinnedText
 from policies.grids import Bits, answer_bits, lowest, points_of, text_in_words
-from policies.history import History
 from policies.message import Context, Facts, Message, Requests
-from policies.model import HitsPerDay, Policy, ScreenNames, TextOnlyNames
+from policies.model import HitsPerDay, ScreenNames, TextOnlyNames
 
 _F = k.FieldClass
 FIELDS: k.FieldTable = {
@@ -106,10 +105,9 @@ def package_peer(facts: Facts, block: KnowledgePackage | PackageIn, path: Path) 
     return k.holds(facts["peer_is_matched"], (*path, key))
 
 
-@k.rule("package prompts", "PROMPT_NOT_PUBLIC", "knowledge.package")
-def package_prompts(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("package prompts", "PROMPT_NOT_PUBLIC", "knowledge.package")
+def package_prompts(facts: Facts, path: Path) -> k.Judgement:
     """Rows of the transfer set, each once."""
-    _, path = k.block_of(facts, policy)
     return k.none_of(facts["prompts_not_in_set"] + facts["prompts_repeated"], (*path, "set"))
 
 

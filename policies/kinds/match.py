@@ -39,10 +39,9 @@ def _measure_of_directive(body: pb.MatchDirective, message: Message, context: Co
     }
 
 
-@k.rule("match goes forward", "MATCH", "match.directive")
-def match_forward(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("match goes forward", "MATCH", "match.directive")
+def match_forward(facts: Facts, path: Path) -> k.Judgement:
     """A match is made once, and says who gives. The same directive again is its redelivery and changes nothing."""
-    _, path = k.block_of(facts, policy)
     forward = facts["match_is_fresh"] is True or facts["match_repeated"] is True
     return k.holds(forward and facts["part"] != "", path, measured=facts["match"])
 
@@ -78,10 +77,9 @@ def _measure_of_worth(body: pb.BanditReward, message: Message, context: Context)
     }
 
 
-@k.rule("reward of the open match", "MATCH", "bandit.reward")
-def reward_match(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("reward of the open match", "MATCH", "bandit.reward")
+def reward_match(facts: Facts, path: Path) -> k.Judgement:
     """The taker of the last match reports on it, and on no other."""
-    _, path = k.block_of(facts, policy)
     return k.holds(facts["match_is_open"] is True and facts["part"] == "take", path)
 
 

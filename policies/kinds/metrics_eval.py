@@ -24,9 +24,7 @@ from policies import kind as k
 from policies import lattice
 from policies.fields import Closed, Limit, MetricField, Text
 from policies.grids import Bits, lowest, on_grid, points_of
-from policies.history import History
 from policies.message import Context, Facts, Message
-from policies.model import Policy
 
 _F = k.FieldClass
 _METRICS_MAX = 256
@@ -78,10 +76,9 @@ def split(facts: Facts, block: MetricsEval, path: Path) -> k.Judgement:
     return k.holds(facts["split"] in block.splits, (*path, "splits"), measured=facts["split"], limit=list(block.splits))
 
 
-@k.rule("metrics of the round's adapter", "ADAPTER_DIGEST")
-def adapter(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("metrics of the round's adapter", "ADAPTER_DIGEST")
+def adapter(facts: Facts, path: Path) -> k.Judgement:
     """The digest is the one that the round came to, or none, so that its 64 digits carry nothing else (T9)."""
-    _, path = k.block_of(facts, policy)
     return k.holds(facts["adapter_digest_expected"], path)
 
 

@@ -19,9 +19,8 @@ from policies import kind as k
 from policies import lattice
 from policies.fields import Approvals, Closed, Demand, Limit, PinnedText
 from policies.grids import Bits
-from policies.history import History
 from policies.message import OFFERED, Context, Facts, Message
-from policies.model import UNLIMITED, HitsPerDay, Policy, ScreenNames
+from policies.model import UNLIMITED, HitsPerDay, ScreenNames
 
 _F = k.FieldClass
 FIELDS: k.FieldTable = {
@@ -110,10 +109,9 @@ def verified(facts: Facts, block: PublicResponses, path: Path) -> k.Judgement:
     return k.none_of(facts["responses_wrong"], (*path, "send_only_verified"))
 
 
-@k.rule("as the plan asks", "PLAN_SIZE")
-def plan_size(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("as the plan asks", "PLAN_SIZE")
+def plan_size(facts: Facts, path: Path) -> k.Judgement:
     """No more prompts and samples than the accepted plan has, and no more responses than samples stated."""
-    _, path = k.block_of(facts, policy)
     if facts["prompts_over_samples"] != 0:
         return k.none_of(facts["prompts_over_samples"], path)
     if facts["prompts"] > facts["plan_prompts_per_step"]:

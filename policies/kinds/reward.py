@@ -13,9 +13,8 @@ from fedsilo.protocol.strict_yaml import Path
 from policies import kind as k
 from policies.fields import Closed, Grid, Limit, Permission, PinnedText
 from policies.grids import EXACT_BITS, Bits, log2_states, lowest, of_steps, points_of
-from policies.history import History
 from policies.message import Context, Facts, Message, Requests
-from policies.model import Policy, TextOnlyNames
+from policies.model import TextOnlyNames
 
 _F = k.FieldClass
 FIELDS: k.FieldTable = {
@@ -95,10 +94,9 @@ def _measure_of_scalar(body: pb.RewardScalar, message: Message, context: Context
     }
 
 
-@k.rule("a reward for each candidate", "CANDIDATES", "reward.scalar")
-def candidates(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("a reward for each candidate", "CANDIDATES", "reward.scalar")
+def candidates(facts: Facts, path: Path) -> k.Judgement:
     """Judge the number of rewards: as many as the coordinator sent candidates; none where the silo abstains."""
-    _, path = k.block_of(facts, policy)
     return k.none_of(facts["candidates_not_asked"] + facts["abstained_with_rewards"], path)
 
 

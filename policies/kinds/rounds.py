@@ -102,26 +102,23 @@ def round_of_plan(facts: Facts, policy: Policy, history: History) -> k.Judgement
     return k.holds(facts["round_in_plan"] is True and named, path)
 
 
-@k.rule("first round starts from the plan's adapter", "ROUND_START")
-def round_start(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("first round starts from the plan's adapter", "ROUND_START")
+def round_start(facts: Facts, path: Path) -> k.Judgement:
     """Where the signed plan names the adapter that the run starts from, the first round opens on no other (T20)."""
-    _, path = k.block_of(facts, policy)
     if "starts_as_planned" not in facts:
         return k.not_applicable(path)  # measured by a version that did not look at it
     return k.holds(facts["starts_as_planned"], path)
 
 
-@k.rule("rounds go forward", "ROUND_NOT_OPEN")
-def round_forward(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("rounds go forward", "ROUND_NOT_OPEN")
+def round_forward(facts: Facts, path: Path) -> k.Judgement:
     """A round opens once. The same round.open again is its redelivery and changes nothing."""
-    _, path = k.block_of(facts, policy)
     fits = facts["round"] > facts["open_round"] or facts["repeats_open_round"] is True
     return k.holds(fits, path, measured=facts["round"], limit=f"above the open round {facts['open_round']}")
 
 
-@k.rule("public steps of the plan", "PUBLIC_STEPS")
-def round_steps(facts: Facts, policy: Policy, history: History) -> k.Judgement:
-    _, path = k.block_of(facts, policy)
+@k.facts_rule("public steps of the plan", "PUBLIC_STEPS")
+def round_steps(facts: Facts, path: Path) -> k.Judgement:
     return k.none_of(facts["steps_repeated"] + facts["steps_not_in_plan"], path)
 
 
@@ -132,18 +129,16 @@ def round_prompts(facts: Facts, block: RoundOpen, path: Path) -> k.Judgement:
     return k.at_most(facts["prompts_per_step_max"], block.max_prompts_per_step, (*path, "max_prompts_per_step"))
 
 
-@k.rule("silos of the plan, each once", "ROSTER")
-def roster(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("silos of the plan, each once", "ROSTER")
+def roster(facts: Facts, path: Path) -> k.Judgement:
     """A list of silos names each at most once, and none that the plan does not name: what is recorded of it is bounded,
     and says one thing of each (T20)."""
-    _, path = k.block_of(facts, policy)
     return k.none_of(facts["names_repeated"] + facts["names_not_in_plan"], path)
 
 
-@k.rule("a round ends in one way", "ROUND_END")
-def one_end(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("a round ends in one way", "ROUND_END")
+def one_end(facts: Facts, path: Path) -> k.Judgement:
     """A round is committed, or closed, or neither: an end that says both can be read in two ways (T20)."""
-    _, path = k.block_of(facts, policy)
     if "committed_and_closed" not in facts:
         return k.not_applicable(path)  # measured by a version that did not look at it
     return k.holds(facts["committed_and_closed"] is False, path)

@@ -138,18 +138,16 @@ def _asked_by_options(method: Method, plan: Plan) -> Facts:
     return {} if samples == plan.samples_per_prompt else {"stated_samples_per_prompt": samples}
 
 
-@k.rule("plan of no round", "PLAN_ROUND")
-def plan_round(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("plan of no round", "PLAN_ROUND")
+def plan_round(facts: Facts, path: Path) -> k.Judgement:
     """A plan comes before all rounds; a number here would be the coordinator's own."""
-    _, path = k.block_of(facts, policy)
     place = f"{facts['round']}.{facts['step']}"
     return k.equal(place, "0.0", path)
 
 
-@k.rule("plan stands", "PLAN_CHANGED")
-def plan_stands(facts: Facts, policy: Policy, history: History) -> k.Judgement:
+@k.facts_rule("plan stands", "PLAN_CHANGED")
+def plan_stands(facts: Facts, path: Path) -> k.Judgement:
     """A plan that was accepted stays as it was until its run is over (T13); the same plan again changes nothing."""
-    _, path = k.block_of(facts, policy)
     return k.holds(facts["plan_of_open_run_changed"] is False, path)
 
 
