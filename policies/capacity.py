@@ -56,15 +56,13 @@ def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[st
         [{kind, messages, payload_bytes}]. What the values can carry for whoever chooses them: `capacities`.
     """
     egress, budgets = policy.file.egress, policy.file.budgets
-    rows: list[tuple[str, int, int]] = []
+    rows: list[dict[str, Any]] = []
     for kind in FIGURED:
         block = egress.block(kind.name)
         if block is not None and kind.largest is not None:
-            rows.append((kind.name, *kind.largest(block, Figures(kind.name, policy.file, schema, 0))))
-    return [
-        {"kind": kind, "messages": messages, "payload_bytes": min(size, budgets.round_bytes)}
-        for kind, messages, size in rows
-    ]
+            messages, size = kind.largest(block, Figures(kind.name, policy.file, schema, 0))
+            rows.append({"kind": kind.name, "messages": messages, "payload_bytes": min(size, budgets.round_bytes)})
+    return rows
 
 
 def capacities(policy: Policy, schema: LoraSchema | None = None) -> list[Bits]:
@@ -174,7 +172,7 @@ def text_warnings(policy: Policy) -> list[str]:
         a_day, day_key = responses.max_bytes_per_day, ("egress", kind, "max_bytes_per_day")
     advice = "if no run needs that, write the policy for a smaller plan (--max-new-tokens, --local-steps, --rounds ...)"
     return [
-        f"{policy.source}:{policy.line_of(place)}: up to {size:,} bytes of text may leave in one {span}, more than "
+        f"{_at(policy, *place)}: up to {size:,} bytes of text may leave in one {span}, more than "
         f"{threshold:,}; {advice}"
         for span, size, threshold, place in (
             ("round", a_round, TEXT_ROUND_BYTES, ("egress", kind, key)),
@@ -197,7 +195,7 @@ def record_warnings(policy: Policy) -> list[str]:
     if answers is not None:
         public = min(steps, answers.max_responses_per_round // (prompts * run_plan.samples_per_prompt[1]))
     for kind, block in egress.updates.items():
-        place = f"{policy.source}:{policy.line_of(('egress', kind, 'min_records'))}"
+        place = _at(policy, "egress", kind, "min_records")
         local, each = (policy.line_of(("ingress", "run.plan", key)) for key in ("local_steps", "prompts_per_step"))
         sizes = f"local_steps {steps} at line {local}, prompts_per_step {prompts} at line {each}"
         if (most := steps * prompts) < block.min_records:
@@ -222,18 +220,14 @@ _SAID_IN_EVERY_RUN = ("hello", "poll", "fetch", "abstain")
 _RATES = ("messages_per_minute", "control_messages_per_minute", "polls_per_minute")
 
 
-def standstill_warnings(policy: Policy, schema: LoraSchema | None, now_seconds: float) -> list[str]:
-    """Why a silo with this policy would send nothing, or end no run, though the policy is well formed.
+def standstill_warnings(policy: Policy, schema: LoraSchema | None, now_seconds: float) -> Iterator[str]:
+    """Yield why a silo with this policy would send nothing, or end no run, though the policy is well formed.
 
     Args:
         policy: the one in force, with the charter where there is one.
         schema: of the adapter; None: sizes of updates are not looked at.
         now_seconds: UTC.
     """
-    return list(_standstills(policy, schema, now_seconds))
-
-
-def _standstills(policy: Policy, schema: LoraSchema | None, now_seconds: float) -> Iterator[str]:
     file, budgets = policy.file, policy.file.budgets
     if now_seconds >= policy.valid_until_seconds:
         yield f"{_at(policy, 'valid')}: valid until {file.valid.until}, which is over: everything is denied"
@@ -275,15 +269,11 @@ def _short_steps(policy: Policy) -> Iterator[str]:
 
 def unused_screen_warnings(policy: Policy) -> list[str]:
     """Screens that no kind names: whoever wrote them believes that texts are searched by them."""
-    blocks = [
-        getattr(side, name) for side in (policy.file.egress, policy.file.ingress) for name in type(side).model_fields
-    ]
-    named = {name for block in blocks for name in getattr(block, "screens", ())}
     return [
         f"{_at(policy, 'text_screens', name)}: text_screens.{name} never runs: no kind names it; put {name} "
         "into the key `screens` of a kind, or take the block out"
         for name in TextScreens.model_fields
-        if getattr(policy.file.text_screens, name) is not None and name not in named
+        if getattr(policy.file.text_screens, name) is not None and name not in policy.file.screens_named
     ]
 
 

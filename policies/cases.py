@@ -38,7 +38,6 @@ from policies.examples import ANOTHER_DIGEST, CANARIES, CORPUS, Site, example, n
 from policies.fields import Boolean, Closed, Text, epoch_seconds, is_utc
 from policies.history import Approval, History
 from policies.kind import ANOTHER
-from policies.load import blocks_of
 from policies.loosen import beyond_messages, limits, loosened
 from policies.message import EVALUATION_ERRORS, Context, Facts, Message
 from policies.model import Policy
@@ -566,7 +565,7 @@ def _rules(judged: _Judged, named: set[str], policy: Policy) -> Iterator[Coverag
 
 
 def _asks_somebody(policy: Policy) -> bool:
-    approvals = (getattr(block, "approvals", None) for _, _, block in blocks_of(policy.file))
+    approvals = (getattr(block, "approvals", None) for _, _, block in policy.file.blocks())
     return any(each is not None and (each.first_rounds or each.then) for each in approvals)
 
 

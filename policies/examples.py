@@ -126,13 +126,8 @@ class Site:
 def named_kinds(policy: Policy) -> set[str]:
     """Return the kinds that one of the two sides of a policy names."""
     names = set()
-    for side in (policy.file.egress, policy.file.ingress):
-        for name, field in type(side).model_fields.items():
-            block = getattr(side, name)
-            if name == "control":
-                names |= {f"control.{kind}" for kind in block.kinds} if block else set()
-            elif block is not None:
-                names.add(str(field.alias or name))
+    for _, kind, block in policy.file.blocks():
+        names |= {f"control.{name}" for name in block.kinds} if kind == "control" else {kind}
     return names
 
 

@@ -5,7 +5,7 @@ Both are read strictly, with file and line of whatever is wrong (T35). Reading t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -109,7 +109,7 @@ def _check_references(file: PolicyFile, document: Document) -> None:
         if pin.base_model_sha256 != file.model.base_model_sha256:
             raise refuse(("lora_schemas", name, "base_model_sha256"), "it differs from model.base_model_sha256")
     uses: list[tuple[Path, str, Mapping[str, Any]]] = []
-    for side, kind, block in blocks_of(file):
+    for side, kind, block in file.blocks():
         if (schema := getattr(block, "schema_name", None)) is not None:
             uses.append(((side, kind, "schema"), schema, file.lora_schemas))
         if (public := getattr(block, "set", None)) is not None:
@@ -132,18 +132,9 @@ def _check_references(file: PolicyFile, document: Document) -> None:
                 raise refuse(("egress", "metrics.eval", "fields", name), "min is above max")
 
 
-def blocks_of(file: PolicyFile) -> Iterator[tuple[str, str, object]]:
-    """(side, kind, block) of every kind that the policy names."""
-    for side in ("egress", "ingress"):
-        half = getattr(file, side)
-        for name, field in type(half).model_fields.items():
-            if (block := getattr(half, name)) is not None:
-                yield side, field.alias or name, block
-
-
 def _check_screens(file: PolicyFile, refuse: Callable[[Path, str, str], UsageError]) -> None:
     """A screen that is named is defined, and a kind that leaves says how many hits a day may have."""
-    for side, kind, block in blocks_of(file):
+    for side, kind, block in file.blocks():
         names, path = getattr(block, "screens", ()), (side, kind, "screens")
         for name in names:
             if getattr(file.text_screens, name) is None:

@@ -88,8 +88,7 @@ def limits(file: PolicyFile) -> list[Path]:
 
 def _asked(file: PolicyFile) -> Iterator[_Place]:
     """The limits, but for settings of screens that no kind names and of hits that nobody looks for."""
-    blocks = [block for side in (file.egress, file.ingress) for _, block in side if block is not None]
-    named = {name for block in blocks for name in getattr(block, "screens", ())}
+    named = file.screens_named
     for place in _places(file):
         if place.path[0] == "text_screens" and place.path[1] not in named:
             continue

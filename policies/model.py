@@ -7,7 +7,7 @@ same schema. A key stands here only when a rule in `policies/rules` enforces it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -392,6 +392,19 @@ class PolicyFile(Closed):
     approvals: SiteApprovals
     audit: Audit = Audit()
     retention: Retention = Retention()
+
+    def blocks(self) -> Iterator[tuple[str, str, Any]]:
+        """Yield (side, kind, block) of every kind that the policy names; control messages of one side are one kind."""
+        for side in ("egress", "ingress"):
+            half = getattr(self, side)
+            for name, field in type(half).model_fields.items():
+                if (block := getattr(half, name)) is not None:
+                    yield side, field.alias or name, block
+
+    @property
+    def screens_named(self) -> set[ScreenName]:
+        """Screens that run over messages of some kind."""
+        return {name for _, _, block in self.blocks() for name in getattr(block, "screens", ())}
 
 
 @dataclass(frozen=True)

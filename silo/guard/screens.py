@@ -38,7 +38,7 @@ from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from fedsilo.protocol.text import harmless
 from policies import screens
 from policies.compare import effective
-from policies.load import blocks_of, custom_in_words, load_policy
+from policies.load import custom_in_words, load_policy
 from policies.message import Screened
 from policies.model import Policy, PolicyFile, ScreenName
 from policies.replay import DECISIONS, screened_otherwise, screens_asked
@@ -116,9 +116,8 @@ class Screens:
 
         Passages of the background set count as public only where that set is the public file of this site.
         """
-        wanted = any("overlap" in getattr(block, "screens", ()) for _, _, block in blocks_of(file))
         settings = file.text_screens.overlap
-        if not wanted or settings is None:
+        if "overlap" not in file.screens_named or settings is None:
             return None
         background = file.public_sets.get(settings.background_set or "")
         return {
@@ -189,7 +188,7 @@ class Screens:
 
 def screens_named(policy: Policy) -> list[tuple[tuple[str, str, str], tuple[ScreenName, ...]]]:
     """Each key `screens` of a policy: its place in the file and the names in it."""
-    named = (((side, kind, "screens"), getattr(block, "screens", ())) for side, kind, block in blocks_of(policy.file))
+    named = (((side, kind, "screens"), getattr(block, "screens", ())) for side, kind, block in policy.file.blocks())
     return [(path, names) for path, names in named if names]
 
 
@@ -209,7 +208,7 @@ def check_screens(config: SiloConfig, policy: Policy) -> str:
     troubles = screens.troubles(policy)
     if troubles:
         raise UsageError("; ".join(troubles), hint="docs/how-to/screen-answers.md", code="SCREEN_FAILED")
-    named = sorted({name for _, names in screens_named(policy) for name in names})
+    named = sorted(policy.file.screens_named)
     if not named:
         return "the policy names none"
     own = custom_in_words(policy.file) if "pii_basic" in named else ""
