@@ -32,7 +32,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedsilo.control.dry_run import is_active
+from fedsilo.cli.output import running
 from fedsilo.files.durable import make_private_directory, require_authority, write_durably
 from fedsilo.protocol import strict_yaml
 from fedsilo.protocol.errors import NotFoundError, OperationError, UsageError
@@ -163,7 +163,7 @@ def changing(path: Path | None = None) -> Iterator[None]:
     Raises:
         OperationError: the lock's file cannot be made.
     """
-    if is_active():
+    if running().dry_run:
         yield
         return
     file = path or contexts_path()

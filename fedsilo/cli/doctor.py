@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsilo.cli.daemons import DEFAULTS, read_configuration
-from fedsilo.cli.output import command, emit, table
+from fedsilo.cli.output import command, emit, running, table
 from fedsilo.files.durable import DISK_BYTES_MIN, free_bytes
 from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import FedSiloError, OperationError
@@ -228,10 +228,9 @@ def _way(read: Any) -> Finding:
 
 
 def _isolation() -> Finding:
-    from fedsilo.control.dry_run import is_active
     from silo.guard.trainer_process.probing import best_level
 
-    if is_active():
+    if running().dry_run:
         return Finding("isolation of the trainer", None, "not tried: it takes a folder and a process")
     level = best_level()
     if level == "waived":

@@ -17,6 +17,7 @@ from fedsilo.cli.output import (
     existing,
     facts_text,
     recorded,
+    running,
     table,
     write_err,
 )
@@ -68,10 +69,8 @@ def submit(
     request_id: RequestOption = "",
 ) -> None:
     """Submit a run; it starts when the silos it names have joined. --dry-run checks it as the coordinator will."""
-    from fedsilo.control.dry_run import is_active
-
     arguments = {"text": read_document(file), "source": str(file)[:128]}
-    if is_active():
+    if running().dry_run:
         _check_request(arguments["text"], arguments["source"], config)
     result = coordinator_command(config, person, "run.submit", arguments, request_id, socket)
     emit(result, f"run {result['run']} waits for {len(result['silos'])} silos{recorded(result)}")

@@ -101,11 +101,6 @@ def dry_run() -> Iterator[DryRun]:
         sys.dont_write_bytecode = not compiled_kept
 
 
-def is_active() -> bool:
-    """Return True during a dry run, for a command that would try something out by changing it."""
-    return _active is not None
-
-
 def would_sign(signing: Signing) -> None:
     """To be called before a command is signed. Raises WouldChangeError: within a dry run."""
     if _active is not None:

@@ -28,10 +28,6 @@ VERDICTS = tuple(VERDICT_STYLES)
 NOUNS = {"outbox": "outbound messages", "inbox": "inbound messages"}
 _WORDS = {"deny": "DENY", "hold": "HOLD"}  # also without colour they stand out
 _OF_VERDICT = {"": "", "allow": "allowed ", "deny": "denied ", "hold": "held "}
-_LEFT: Mapping[tuple[str, str], Part] = {
-    ("allow", ""): ("not yet", "warn"), ("allow", "sent"): ("yes", ""), ("allow", "acked"): ("yes", ""),
-    ("allow", "indeterminate"): ("unknown", "warn"), ("deny", ""): ("no", "dim"), ("hold", ""): ("no", "dim"),
-}  # fmt: skip
 # How a hold ended, by the outcome of the decision that held it.
 _HOLD_ENDS: Mapping[str, str] = {
     "approved": "approved; a decision of its own says what became of it",
@@ -42,14 +38,17 @@ _HOLD_ENDS: Mapping[str, str] = {
     "ended": "it is held no more; the log says how that ended",
     "repeated": "it came again, and waits as that",
 }
-_BECAME = {
-    ("allow", ""): "not sent yet: it waits in the outbox",
-    ("allow", "sent"): "sent; the coordinator has not said that it took it",
-    ("allow", "acked"): "sent, and the coordinator took it",
-    ("allow", "indeterminate"): "sent at least in part; whether it arrived is not known: count it as gone",
-    ("deny", ""): "nothing was sent",
-    ("hold", ""): "nothing was sent; a person's yes makes a decision of its own",
-}
+# By verdict and outcome of an outbound decision: whether it left, in a cell of the table and in a sentence.
+_BECAME: Mapping[tuple[str, str], tuple[Part, str]] = {
+    ("allow", ""): (("not yet", "warn"), "not sent yet: it waits in the outbox"),
+    ("allow", "sent"): (("yes", ""), "sent; the coordinator has not said that it took it"),
+    ("allow", "acked"): (("yes", ""), "sent, and the coordinator took it"),
+    ("allow", "indeterminate"): (
+        ("unknown", "warn"), "sent at least in part; whether it arrived is not known: count it as gone"
+    ),
+    ("deny", ""): (("no", "dim"), "nothing was sent"),
+    ("hold", ""): (("no", "dim"), "nothing was sent; a person's yes makes a decision of its own"),
+}  # fmt: skip
 _COMPARED = (
     ("payload_bytes", "bytes"), ("tensors", "tensors"), ("elements", "values"), ("l2", "L2"),
     ("tensor_l2_max", "L2 of one tensor"), ("responses", "responses"), ("prompts", "prompts"),
@@ -78,7 +77,7 @@ def left_part(row: answers.MessageRow) -> Part:
     """Return whether it left this silo: yes, no, not yet, unknown; what is none of these is shown as unknown."""
     if end := _hold_end(row.verdict, row.outcome):
         return ("later" if end == "approved" else "unknown" if end == "ended" else "no"), "dim"
-    return _LEFT.get((row.verdict, row.outcome), ("unknown", "warn"))
+    return _BECAME[row.verdict, row.outcome][0] if (row.verdict, row.outcome) in _BECAME else ("unknown", "warn")
 
 
 def _hold_end(verdict: str, outcome: str) -> str:
@@ -293,7 +292,9 @@ def _became(direction: str, verdict: str, outcome: str) -> str:
             "deny": "nothing of it was used",
             "hold": f"held no more: {outcome}" if end else "nothing of it is used",
         }.get(verdict, f"decided: {verdict}")
-    return _BECAME.get((verdict, outcome), f"{verdict}, {outcome or 'no outcome on record'}: count it as gone")
+    if (verdict, outcome) in _BECAME:
+        return _BECAME[verdict, outcome][1]
+    return f"{verdict}, {outcome or 'no outcome on record'}: count it as gone"
 
 
 def _envelope_lines(direction: str, record: answers.AuditRecord, cells: int) -> Iterator[Line]:
