@@ -92,7 +92,7 @@ class _Order:
         id: of the statement that was signed, whatever its expiry: what an approval of a proposal names.
     """
 
-    said: Mapping[str, Any]
+    content: Mapping[str, Any]
     arguments: Mapping[str, Any]
     identity: SpiffeId
     certificate: x509.Certificate
@@ -228,7 +228,7 @@ class _Log:
             if wrong := [name for name, signed, ordered in _pairs(record, detail, order) if signed != ordered]:
                 raise _BrokenError(f"another {', '.join(wrong)} than the record says")
             try:
-                expires = datetime.fromisoformat(str(order.said.get("expires"))).timestamp()
+                expires = datetime.fromisoformat(str(order.content.get("expires"))).timestamp()
             except (ValueError, OverflowError) as error:
                 raise _BrokenError("it names no time at which it expires") from error
             if record.t / 1000 > expires + EXPIRED_SECONDS_MAX:
@@ -236,14 +236,14 @@ class _Log:
 
     def _of_this_party(self, order: _Order) -> None:
         site, party = order.identity.domain, self._party
-        if order.said.get("site") != site:
+        if order.content.get("site") != site:
             raise _BrokenError(f"the certificate is of site {site}, the order of another one")
         if party is None:
             return
         if party.role == "silo" and party.name != site:
             raise _BrokenError(f"it is an order to {site}, and this is the log of {party.name}")
-        if order.said.get("federation", party.domain) != party.domain:
-            raise _BrokenError(f"it is an order of federation {str(order.said['federation'])[:64]}")
+        if order.content.get("federation", party.domain) != party.domain:
+            raise _BrokenError(f"it is an order of federation {str(order.content['federation'])[:64]}")
 
     def _anchored(self, record: Record, kept: Mapping[str, str], order: _Order) -> Verdict:
         """Check an order's certificate. Raises _BrokenError: it is not of the site's CA, or was not valid."""
@@ -321,9 +321,9 @@ def _pairs(record: Record, detail: Mapping[str, Any], order: _Order) -> Iterator
     """Yield what was signed beside what the record says: name, this, that."""
     arguments, effective = order.arguments, record.policy
     command, of_release = _command_of(record, detail, order), "release" in detail
-    yield "command", order.said.get("name"), command
+    yield "command", order.content.get("name"), command
     yield "certificate", order.fingerprint, detail.get("certificate", order.fingerprint)
-    yield "request", order.said.get("request_id"), detail.get("request", order.said.get("request_id"))
+    yield "request", order.content.get("request_id"), detail.get("request", order.content.get("request_id"))
     if of_release or "release" in arguments:
         yield "release", arguments.get("release"), detail.get("release")
         yield "policy", str(arguments.get("policy_digest")).removeprefix("sha256:"), effective

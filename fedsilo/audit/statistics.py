@@ -212,7 +212,7 @@ class _Release:
 
     def __init__(self, name: str, record: Record) -> None:
         self.place = record.held_bytes
-        self._told = {
+        self._row = {
             "release": name,
             "kind": record.kind,
             "run": record.run,
@@ -275,7 +275,7 @@ class _Release:
         """
         void = self._state == "held" and version != self._version
         return {
-            **self._told,
+            **self._row,
             "state": self._state,
             "given": 0 if void else self._given(),
             "needed": None if void else self._needed or None,

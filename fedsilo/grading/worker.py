@@ -323,14 +323,14 @@ def serve(verifier: str, deadline_seconds: float, memory_bytes_max: int, *, repo
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # whatever a library prints must not mix with the replies
     replies = os.dup(1)
-    told = os.dup(2)
+    errors = os.dup(2)
     if reports:  # a child in a sandbox never gets here, so it needs no /dev/null
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     os.dup2(2, 1)
 
     def tell(report: str) -> None:
         if reports:
-            os.write(told, harmless(report).encode("utf-8", "replace")[: REPORT_BYTES_MAX - 1] + b"\n")
+            os.write(errors, harmless(report).encode("utf-8", "replace")[: REPORT_BYTES_MAX - 1] + b"\n")
 
     try:
         # only a parent that may run programs starts a child for such a verifier
