@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -125,11 +125,6 @@ class Data(_Closed):
     held_out: HeldOutFile
     canaries: Path | None = None  # texts that must never leave, one a line; mode 0600, the guard alone reads it
 
-    @field_validator("private", mode="before")
-    @classmethod
-    def _as_tuple(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
-
 
 class Model(_Closed):
     path: Path
@@ -165,11 +160,6 @@ class Rollout(_Closed):
         if self.engine == "auto":
             return "embedded" if self.url is None else "vllm"
         return self.engine
-
-    @field_validator("command", mode="before")
-    @classmethod
-    def _words(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
 
 class Acceptance(_Closed):
@@ -326,104 +316,81 @@ def config_from(text: bytes, path: Path) -> SiloConfig:
         )
     if isinstance(document.value, Mapping) and "source" in document.value:
         raise UsageError(f"{path}:{document.line_of(('source',))}: unknown key 'source'", hint="remove it")
-    config = strict_yaml.validate(SiloConfig, document)
-    config = _resolved(config, path.absolute())
-    _check_trainer_keys(config, document)
-    _check_rollout_keys(config, document)
-    if config.charter_sha256 is not None and config.charter is None:
-        raise UsageError(
-            f"{path}:{document.line_of(('charter_sha256',))}: charter_sha256: without effect, there is no charter",
-            hint="charter: charter.yaml, or remove it",
-        )
-    measured = () if config.acceptance is None else config.acceptance.prompts
-    if "private" in measured and config.data.holdout_share == 0:
-        raise UsageError(
-            f"{path}:{document.line_of(('acceptance',))}: acceptance: no private rows are set aside to measure on",
-            hint="data.holdout_share: 0.1, or prompts: [held_out]",
-        )
-    for name, socket_path in (
-        ("trainer.address", _unix_path(config.trainer)),
-        ("control.socket", config.control.socket),
-        *_rollout_sockets(config),
-    ):
-        if socket_path is not None and len(os.fsencode(socket_path)) > UNIX_PATH_BYTES_MAX:
-            line = document.line_of(tuple(name.split(".")))
-            raise UsageError(
-                f"{path}:{line}: {name}: {socket_path} is longer than {UNIX_PATH_BYTES_MAX} bytes",
-                hint="the kernel takes no longer path for a unix socket; choose a shorter state_dir",
-            )
+    config = _resolved(strict_yaml.validate(SiloConfig, document), path.absolute())
+    for wrong, key, message, hint in _mistakes(config):
+        if wrong:
+            raise UsageError(f"{path}:{document.line_of(tuple(key.split('.')))}: {key}: {message}", hint=hint)
     return config
 
 
-def _check_trainer_keys(config: SiloConfig, document: strict_yaml.Document) -> None:
-    """Keys that would be without effect, or that contradict each other. Raises UsageError with the line."""
+def _mistakes(config: SiloConfig) -> Iterator[tuple[bool, str, str, str]]:
+    """Yield (wrong, key, message, hint) of what a closed schema cannot say: keys without effect, keys that contradict
+    each other, and socket paths that the kernel does not take."""
     trainer, identity = config.trainer, config.identity
     external, tls = trainer.launch == "external", trainer.address.startswith("tls:")
     link_files = [name for name in ("link_certificate", "link_key") if getattr(identity, name) is not None]
-    for wrong, path, message, hint in (
+    yield from (
         (config.coordinator.proxy is None and config.coordinator.proxy_credentials is not None,
-         ("coordinator", "proxy_credentials"), "without effect, there is no proxy", "give proxy, or remove it"),
-        (tls and not external, ("trainer", "address"), "a tls: address is for launch: external",
+         "coordinator.proxy_credentials", "without effect, there is no proxy", "give proxy, or remove it"),
+        (tls and not external, "trainer.address", "a tls: address is for launch: external",
          "a child of the guard talks over a unix socket: unix:run/trainer.sock"),
-        (external and trainer.isolation in ("namespaces", "user"), ("trainer", "isolation"),
+        (external and trainer.isolation in ("namespaces", "user"), "trainer.isolation",
          f"the guard builds no {trainer.isolation} sandbox around a trainer that somebody else starts",
          "write auto: the guard probes what it got; or container, or waived"),
-        (trainer.processes > 1 and external, ("trainer", "processes"), "processes is for launch: child",
+        (trainer.processes > 1 and external, "trainer.processes", "processes is for launch: child",
          "whoever starts the trainer says it: --processes N, or torchrun"),
-        (trainer.processes > 1 and trainer.isolation == "user", ("trainer", "processes"),
+        (trainer.processes > 1 and trainer.isolation == "user", "trainer.processes",
          "no socket can be made in a sandbox of isolation level user, so processes cannot talk to each other",
          "isolation: namespaces, or processes: 1"),
-        (trainer.shard_base and not external and trainer.processes == 1, ("trainer", "shard_base"),
+        (trainer.shard_base and not external and trainer.processes == 1, "trainer.shard_base",
          "without effect, there is one process", "processes: 2 or more, or remove it"),
-        (trainer.shard_base and config.model.load in ("nf4", "fp8"), ("trainer", "shard_base"),
+        (trainer.shard_base and config.model.load in ("nf4", "fp8"), "trainer.shard_base",
          f"weights that are loaded as {config.model.load} are not sharded", "model.load: bf16, or shard_base: false"),
-        (trainer.user is not None and (tls or not external), ("trainer", "user"),
+        (trainer.user is not None and (tls or not external), "trainer.user",
          "user is for launch: external with a unix: address", "remove it"),
-        (bool(trainer.must_not_reach) and not external, ("trainer", "must_not_reach"),
+        (bool(trainer.must_not_reach) and not external, "trainer.must_not_reach",
          "must_not_reach is for launch: external", "remove it"),
-        (trainer.scratch is not None and not external, ("trainer", "scratch"), "scratch is for launch: external",
+        (trainer.scratch is not None and not external, "trainer.scratch", "scratch is for launch: external",
          "remove it: a child of the guard has its scratch folder in state_dir"),
-        (trainer.name is not None and not tls, ("trainer", "name"), "name is for a tls: address", "remove it"),
-        (tls and len(link_files) < 2, ("trainer", "address"),
+        (trainer.name is not None and not tls, "trainer.name", "name is for a tls: address", "remove it"),
+        (tls and len(link_files) < 2, "trainer.address",
          "a tls: address needs identity.link_certificate and identity.link_key",
          "`fedsilo certs invite guard/guard --ca SITE_CA`, then request and sign"),
-        (not tls and bool(link_files), ("identity", *link_files[:1]), "without effect: trainer.address is not tls:",
-         "remove it"),
-        (tls and identity.link_key == identity.key, ("identity", "link_key"),
+        (not tls and bool(link_files), ".".join(("identity", *link_files[:1])),
+         "without effect: trainer.address is not tls:", "remove it"),
+        (tls and identity.link_key == identity.key, "identity.link_key",
          "the link to the trainer has a key of its own, never the federation's", "`fedsilo certs request` makes one"),
-    ):  # fmt: skip
-        if wrong:
-            raise UsageError(f"{config.source}:{document.line_of(path)}: {'.'.join(path)}: {message}", hint=hint)
-
-
-def _rollout_sockets(config: SiloConfig) -> list[tuple[str, Path]]:
-    if config.rollout.chosen == "embedded":
-        return []
-    return list(zip(("rollout.url", "rollout.public_url"), config.rollout_sockets, strict=True))
-
-
-def _check_rollout_keys(config: SiloConfig, document: strict_yaml.Document) -> None:
-    """Check the keys of `rollout` as `_check_trainer_keys` does."""
-    rollout, external = config.rollout, config.rollout.launch == "external"
-    vllm = rollout.chosen == "vllm"
-    for wrong, name, message, hint in (
-        (rollout.engine == "embedded" and rollout.url is not None, "url", "without effect: engine is embedded",
+    )  # fmt: skip
+    rollout, external, vllm = config.rollout, config.rollout.launch == "external", config.rollout.chosen == "vllm"
+    sockets = config.rollout_sockets
+    yield from (
+        (rollout.engine == "embedded" and rollout.url is not None, "rollout.url", "without effect: engine is embedded",
          "remove it, or engine: vllm"),
-        (not vllm and rollout.public_url is not None, "public_url", "without effect: the engine is embedded",
+        (not vllm and rollout.public_url is not None, "rollout.public_url", "without effect: the engine is embedded",
          "give url as well, or remove it"),
-        (vllm and external and (rollout.url is None or rollout.public_url is None), "launch",
+        (vllm and external and (rollout.url is None or rollout.public_url is None), "rollout.launch",
          "launch: external needs url and public_url", "the same address twice is one server for both"),
-        (external and rollout.command is not None, "command", "command is for launch: child", "remove it"),
-        (external and rollout.python is not None, "python", "python is for launch: child", "remove it"),
-        (vllm and config.model.load not in ("fp32", "bf16"), "engine",
+        (external and rollout.command is not None, "rollout.command", "command is for launch: child", "remove it"),
+        (external and rollout.python is not None, "rollout.python", "python is for launch: child", "remove it"),
+        (vllm and config.model.load not in ("fp32", "bf16"), "rollout.engine",
          f"vLLM would not compute the base as {config.model.load}, as the trainer does", "model.load: bf16 or fp32"),
-        (vllm and not external and len({socket.parent for socket in config.rollout_sockets})
-         < len(set(config.rollout_sockets)), "public_url", "each server's socket needs a folder of its own",
+        (vllm and not external and len({socket.parent for socket in sockets}) < len(set(sockets)), "rollout.public_url",
+         "each server's socket needs a folder of its own",
          "such as unix:/run/fedsilo/private/server.sock and unix:/run/fedsilo/public/server.sock"),
-    ):  # fmt: skip
-        if wrong:
-            line = document.line_of(("rollout", name))
-            raise UsageError(f"{config.source}:{line}: rollout.{name}: {message}", hint=hint)
+    )  # fmt: skip
+    measured = () if config.acceptance is None else config.acceptance.prompts
+    yield from (
+        (config.charter_sha256 is not None and config.charter is None, "charter_sha256",
+         "without effect, there is no charter", "charter: charter.yaml, or remove it"),
+        ("private" in measured and config.data.holdout_share == 0, "acceptance",
+         "no private rows are set aside to measure on", "data.holdout_share: 0.1, or prompts: [held_out]"),
+    )  # fmt: skip
+    paths = {"trainer.address": _unix_path(trainer), "control.socket": config.control.socket}
+    paths |= dict(zip(("rollout.url", "rollout.public_url"), sockets, strict=True)) if vllm else {}
+    for key, path in paths.items():
+        long = path is not None and len(os.fsencode(path)) > UNIX_PATH_BYTES_MAX
+        hint = "the kernel takes no longer path for a unix socket; choose a shorter state_dir"
+        yield long, key, f"{path} is longer than {UNIX_PATH_BYTES_MAX} bytes", hint
 
 
 def _unix_path(trainer: Trainer) -> Path | None:
@@ -441,49 +408,23 @@ def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
         # In a sandbox only what is named is there, so what `folder/..` leads through would be missing.
         return path.resolve() if ".." in path.parts else path
 
-    state_dir = absolute(config.state_dir)
-    given = {name: getattr(config.identity, name) for name in IdentityFiles.model_fields}
-    identity = config.identity.model_copy(
-        update={name: absolute(path) for name, path in given.items() if path is not None}
-    )
-    data = config.data.model_copy(
-        update={
-            "private": tuple(absolute(path) for path in config.data.private),
-            "public": config.data.public.model_copy(update={"path": absolute(config.data.public.path)}),
-            "held_out": config.data.held_out.model_copy(update={"path": absolute(config.data.held_out.path)}),
-            "canaries": None if config.data.canaries is None else absolute(config.data.canaries),
-            "template": absolute(config.data.template)
-            if isinstance(config.data.template, Path)
-            else config.data.template,
-        }
-    )
-    unix_path = _unix_path(config.trainer)
-    trainer = config.trainer.model_copy(
-        update={
-            "address": config.trainer.address if unix_path is None else f"unix:{absolute(unix_path, state_dir)}",
-            "python": None if config.trainer.python is None else absolute(config.trainer.python),
-            "scratch": None if config.trainer.scratch is None else absolute(config.trainer.scratch),
-        }
-    )
-    return config.model_copy(
-        update={
-            "state_dir": state_dir,
-            "identity": identity,
-            "coordinator": config.coordinator
-            if config.coordinator.proxy_credentials is None
-            else config.coordinator.model_copy(
-                update={"proxy_credentials": absolute(config.coordinator.proxy_credentials)}
-            ),
-            "policy": absolute(config.policy),
-            "charter": None if config.charter is None else absolute(config.charter),
-            "data": data,
-            "model": config.model.model_copy(update={"path": absolute(config.model.path)}),
-            "rollout": config.rollout
-            if config.rollout.python is None
-            else config.rollout.model_copy(update={"python": absolute(config.rollout.python)}),
-            "trainer": trainer,
-            "control": config.control.model_copy(update={"socket": absolute(config.control.socket, state_dir)}),
-            "site_secret": None if config.site_secret is None else absolute(config.site_secret),
-            "source": source,
-        }
-    )
+    state_dir, unix_path = absolute(config.state_dir), _unix_path(config.trainer)
+    changed: dict[str, Any] = {
+        "control": config.control.model_copy(update={"socket": absolute(config.control.socket, state_dir)})
+    }
+    if unix_path is not None:
+        address = f"unix:{absolute(unix_path, state_dir)}"
+        changed["trainer"] = config.trainer.model_copy(update={"address": address})
+    config = _with_paths(config.model_copy(update=changed), absolute)
+    return config.model_copy(update={"source": source})
+
+
+def _with_paths(value: Any, change: Callable[[Path], Path]) -> Any:
+    """Return a value of a configuration with every path in it changed."""
+    if isinstance(value, Path):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(_with_paths(each, change) for each in value)
+    if isinstance(value, _Closed):
+        return value.model_copy(update={name: _with_paths(each, change) for name, each in value})
+    return value
