@@ -23,7 +23,7 @@ from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.kinds import OUTBOUND_KINDS
 from policies.model import Policy
 from silo.guard import findings, shown
-from silo.guard.answers.release import COSINE_BYTES_MAX, ReleaseView
+from silo.guard.answers.release import BYTES_MAX, ReleaseView
 from silo.guard.ledger import PolicyInForce, Release
 from silo.guard.shown import ON_REJECT, on_approve
 from tests.policies import setting
@@ -437,9 +437,9 @@ def test_the_cosine_is_told_of_what_is_archived(site: Site, monkeypatch: pytest.
     assert "; cosine " in view(site, held)["difference"]
     last = next(item for item in reversed(ledger.outbox()) if item.kind == "lora.factors")
     site.bench.shows = ReleaseView(ledger)  # nothing is remembered
-    monkeypatch.setattr("silo.guard.answers.release.COSINE_BYTES_MAX", 2 * held.payload_bytes - 1)
+    monkeypatch.setattr("silo.guard.answers.release.BYTES_MAX", 2 * held.payload_bytes - 1)
     assert "cosine not computed: too big" in view(site, held)["difference"]
-    monkeypatch.setattr("silo.guard.answers.release.COSINE_BYTES_MAX", COSINE_BYTES_MAX)
+    monkeypatch.setattr("silo.guard.answers.release.BYTES_MAX", BYTES_MAX)
     site.bench.shows = ReleaseView(ledger)  # nothing is remembered
     ledger.drop_payloads([last.digest], archived=True)
     assert "cosine unknown: not archived" in view(site, held)["difference"]

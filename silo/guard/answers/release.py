@@ -53,7 +53,6 @@ from silo.guard.ledger import Approval, Ledger, OutboxItem, Release
 from silo.guard.shown import STAYS, KeptPolicy, Shown, shown_of
 
 USED_SHARE_SHOWN = 0.25  # of a counting limit; less of it says nothing
-COSINE_BYTES_MAX = 64 << 20  # a fraction of a second, once for each release
 EARLIER_MAX = 8  # releases of a kind that a figure is set beside
 _NO_USUAL = frozenset({"approvals", "messages per minute", "screen hits", *COUNTED})  # they grow with what was sent
 _BYTES = frozenset({"round bytes", "day bytes"})
@@ -68,8 +67,16 @@ _LIMITS_IN_WORDS = {
 
 @dataclass(frozen=True)
 class _Inside:
-    """What a comparison of the bytes of two messages comes to; all tensors, the largest change first."""
+    """Comparison of the bytes of two messages.
 
+    Attributes:
+        cosine: of both updates, in words; or why there is none.
+        rows: figures of the answers in them.
+        tensors: all, the largest change first.
+        notes: why something is not compared.
+    """
+
+    cosine: str
     rows: tuple[answers.ComparedFact, ...] = ()
     tensors: tuple[answers.ComparedTensor, ...] = ()
     notes: tuple[str, ...] = ()
@@ -84,9 +91,7 @@ class ReleaseView:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        # of the two that were asked for last
-        self._cosines: dict[tuple[str, str], float | str] = {}
-        self._compared: dict[tuple[str, str], _Inside] = {}
+        self._compared: dict[tuple[str, str], _Inside] = {}  # of the two that were asked for last
 
     def view(
         self,
@@ -215,7 +220,7 @@ class ReleaseView:
         same = list[tuple[str, bool]]()
         if "l2" in now and before.get("l2"):
             words.append(f"L2 {before['l2']:.3g}->{now['l2']:.3g} {_percent(before['l2'], now['l2'])}")
-            words.append(self._cosine(release, last))
+            words.append(self._inside(release, last).cosine)
             same.append(("form", not apart(now, before)))
         if "responses" in now and "responses" in before:
             for name in ("responses", "prompts", "tokens"):
@@ -232,37 +237,6 @@ class ReleaseView:
         if since:
             until.insert(0, f"far end since round {since['since_round']}")
         return "; ".join([*words, *until])
-
-    def _cosine(self, release: Release, last: Against) -> str:
-        """Return the cosine of both updates in words, where both still lie here."""
-        key = release.digest, last.item.digest
-        if key not in self._cosines:
-            self._cosines = {key: self._measured_cosine(release, last)}
-        cosine = self._cosines[key]
-        return cosine if isinstance(cosine, str) else f"cosine {cosine:.2f}"
-
-    def _measured_cosine(self, release: Release, last: Against) -> float | str:
-        payloads = getattr(self._ledger, "payloads", None)
-        if payloads is None or last.item.digest not in payloads or release.digest not in payloads:
-            return "cosine unknown: not archived"
-        if release.payload_bytes + last.item.payload_bytes > COSINE_BYTES_MAX:
-            return "cosine not computed: too big"
-        try:
-            now, before = (
-                parsed(release.kind, payloads.read(digest), OUTBOUND_KINDS)[1]
-                for digest in (release.digest, last.item.digest)
-            )
-        except FedSiloError:
-            return "cosine unknown: not readable"
-        if not now or not before or {n: v.shape for n, v in now.items()} != {n: v.shape for n, v in before.items()}:
-            return "no cosine: other shapes"
-        product = squares = others = 0.0
-        for name, values in now.items():
-            ours, theirs = np.ravel(values).astype(np.float64), np.ravel(before[name]).astype(np.float64)
-            product += float(ours @ theirs)
-            squares += float(ours @ ours)
-            others += float(theirs @ theirs)
-        return product / (squares * others) ** 0.5 if squares and others else "no cosine: all zero"
 
     # ---- comparison ----------------------------------------------------------------------------------
 
@@ -314,23 +288,26 @@ class ReleaseView:
     def _measured(self, release: Release, last: Against) -> _Inside:
         payloads = getattr(self._ledger, "payloads", None)
         if payloads is None or last.item.digest not in payloads or release.digest not in payloads:
-            return _Inside(notes=("the bytes of both are not here, so nothing inside of them is compared",))
+            note = "the bytes of both are not here, so nothing inside of them is compared"
+            return _Inside("cosine unknown: not archived", notes=(note,))
         if release.payload_bytes + last.item.payload_bytes > BYTES_MAX:
-            return _Inside(notes=("too big to compare what lies inside",))
+            return _Inside("cosine not computed: too big", notes=("too big to compare what lies inside",))
         try:
             (body, now), (body_before, before) = (
                 parsed(release.kind, payloads.read(digest), OUTBOUND_KINDS)
                 for digest in (release.digest, last.item.digest)
             )
         except FedSiloError:
-            return _Inside(notes=("one of both cannot be read",))
+            return _Inside("cosine unknown: not readable", notes=("one of both cannot be read",))
+        cosine = _cosine(now or {}, before or {})
         if now is not None and before is not None:
-            return _Inside(tensors=_tensors(now, before))
+            return _Inside(cosine, tensors=_tensors(now, before))
         if isinstance(body, pb.PublicResponses) and isinstance(body_before, pb.PublicResponses):
             prompts_now = {prompt.prompt_index for prompt in body.prompts}
             earlier = {prompt.prompt_index for prompt in body_before.prompts}
-            return _Inside(rows=(_row("public prompts, of them not in that one", 0, len(prompts_now - earlier)),))
-        return _Inside()
+            row = _row("public prompts, of them not in that one", 0, len(prompts_now - earlier))
+            return _Inside(cosine, rows=(row,))
+        return _Inside(cosine)
 
 
 def given_of(approvals: Iterable[Approval]) -> tuple[answers.Given, ...]:
@@ -478,6 +455,19 @@ def _flat(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
         elif isinstance(value, Mapping):
             yield from ((f"{name}.{key}", one) for key, one in value.items() if isinstance(one, int | float))
+
+
+def _cosine(now: Mapping[str, Array], before: Mapping[str, Array]) -> str:
+    """Return the cosine of two updates in words."""
+    if not now or {n: v.shape for n, v in now.items()} != {n: v.shape for n, v in before.items()}:
+        return "no cosine: other shapes"
+    product = squares = others = 0.0
+    for name, values in now.items():
+        ours, theirs = np.ravel(values).astype(np.float64), np.ravel(before[name]).astype(np.float64)
+        product += float(ours @ theirs)
+        squares += float(ours @ ours)
+        others += float(theirs @ theirs)
+    return f"cosine {product / (squares * others) ** 0.5:.2f}" if squares and others else "no cosine: all zero"
 
 
 def _tensors(now: Mapping[str, Array], before: Mapping[str, Array]) -> tuple[answers.ComparedTensor, ...]:
