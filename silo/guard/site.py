@@ -92,10 +92,13 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
     policy = effective_policy(config)
     files = config.identity
     identity = site_identity(config, now)
-    coordinator_key = pinned_coordinator_key(config, policy)
+    coordinator_key = load_coordinator_key(files.coordinator_key)
+    _check_coordinator_key(config, policy, coordinator_key)
     site_ca_pem, roles = load_site(files.site_ca, files.operators, site=config.silo)
-    public = _pinned_public_set(config, policy)
-    held_out = _pinned_held_out(config, policy)
+    public = read_tasks(config.data.public.path, PUBLIC)
+    _check_public_set(config, policy, public)
+    held_out = read_tasks(config.data.held_out.path)
+    _check_held_out(config, policy, held_out)
     fingerprints = site_fingerprints(config)
     _check_model(config, policy, fingerprints)
     schema = site_schema(config, policy)
@@ -176,7 +179,7 @@ def check_policy(site: Site, policy: Policy) -> None:
         UsageError, NotAllowedError: as `load_site_parts`.
     """
     _check_coordinator_key(site.config, policy, site.coordinator_key)
-    _check_public_set(policy, site.public)
+    _check_public_set(site.config, policy, site.public)
     _check_held_out(site.config, policy, site.held_out)
     _check_model(site.config, policy, site.fingerprints)
     _check_verifiers(site.config, policy)
@@ -199,13 +202,6 @@ def site_identity(config: SiloConfig, now: datetime | None = None) -> Identity:
     return identity
 
 
-def pinned_coordinator_key(config: SiloConfig, policy: Policy) -> Ed25519PublicKey:
-    """The coordinator's message-signing key from its file, if the policy pins it. Raises NotAllowedError."""
-    key = load_coordinator_key(config.identity.coordinator_key)
-    _check_coordinator_key(config, policy, key)
-    return key
-
-
 def _check_coordinator_key(config: SiloConfig, policy: Policy, key: Ed25519PublicKey) -> None:
     digest = sha256_hex(key.public_bytes_raw())
     if digest not in policy.file.federation.coordinator_key_sha256:
@@ -217,34 +213,20 @@ def _check_coordinator_key(config: SiloConfig, policy: Policy, key: Ed25519Publi
         )
 
 
-def _pinned_public_set(config: SiloConfig, policy: Policy) -> TaskFile:
-    tasks = read_tasks(config.data.public.path, PUBLIC)
-    if tasks.sha256 != config.data.public.sha256:
-        raise UsageError(
-            f"public set {tasks.path} has SHA-256 {tasks.sha256}; {config.source.name} says "
-            f"{config.data.public.sha256}",
-            hint="get the agreed file; a changed set enters only by a new policy",
-            code="PUBLIC_SET_MISMATCH",
-        )
-    _check_public_set(policy, tasks)
-    return tasks
-
-
-def _check_public_set(policy: Policy, tasks: TaskFile) -> None:
+def _check_public_set(config: SiloConfig, policy: Policy, tasks: TaskFile) -> None:
     pins = {name: pin.sha256 for name, pin in policy.file.public_sets.items()}
-    if tasks.sha256 not in pins.values():
-        raise UsageError(
-            f"public set {tasks.path} has SHA-256 {tasks.sha256}; the policy {policy.source} pins "
-            f"{', '.join(f'{name}: {digest}' for name, digest in pins.items()) or 'none'}",
-            hint="get the agreed file; a changed set enters only by a new policy",
-            code="PUBLIC_SET_MISMATCH",
-        )
-
-
-def _pinned_held_out(config: SiloConfig, policy: Policy) -> TaskFile:
-    tasks = read_tasks(config.data.held_out.path)
-    _check_held_out(config, policy, tasks)
-    return tasks
+    if tasks.sha256 != config.data.public.sha256:
+        pinned = f"{config.source.name} says {config.data.public.sha256}"
+    elif tasks.sha256 not in pins.values():
+        named = ", ".join(f"{name}: {digest}" for name, digest in pins.items())
+        pinned = f"the policy {policy.source} pins {named or 'none'}"
+    else:
+        return
+    raise UsageError(
+        f"public set {tasks.path} has SHA-256 {tasks.sha256}; {pinned}",
+        hint="get the agreed file; a changed set enters only by a new policy",
+        code="PUBLIC_SET_MISMATCH",
+    )
 
 
 def _check_held_out(config: SiloConfig, policy: Policy, tasks: TaskFile) -> None:
