@@ -662,7 +662,7 @@ def check(
     """Check files, keys, policy, data, model, isolation and the line to the coordinator; start and send nothing."""
     import copy
 
-    from silo.guard.checks import as_fields, check_site
+    from silo.guard.checks import check_site
 
     # What is written to a file or to another program tends to be kept and sent on, so private prompts are not in it
     # unless somebody says so.
@@ -679,7 +679,8 @@ def check(
         error.message = f"{len(errors)} of {len(results)} checks failed{more}: {failed}"
     words = {True: "ok", False: "FAILED", None: "-"}
     rows = [(words[result["ok"]], result["check"], result["found"]) for result in results]
-    lengths = None if look.preview is None else as_fields(look.preview, with_prompts=bool(shown))
+    hidden = None if shown else {"prompts"}
+    lengths = None if look.preview is None else look.preview.model_dump(mode="json", exclude=hidden)
     data = {"checks": results, "data": lengths}
     emit(
         data,

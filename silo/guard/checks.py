@@ -18,11 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
 
 from certs.identity import peer_identity
 from fedsilo.files.durable import holder_of, require_space
@@ -65,6 +68,7 @@ from silo.guard.trainer_process.rollout_server import environment_of
 from silo.guard.trainer_process.sandbox import trainer_environment
 from silo.guard.trainer_process.supervisor import public_grader
 from silo.guard.trainer_process.trainer_link import check as check_trainer_link
+from silo.guard.trainer_report import PROMPT_SETS
 from silo.memory_estimate import Settings, Shapes, estimate, judge, machine, require_card, size_text
 
 # names of checks that others need
@@ -117,11 +121,8 @@ class Look:
         if not path.is_file():
             return None
         try:
-            ledger = Ledger(path, read_only=True)
-            try:
+            with closing(Ledger(path, read_only=True)) as ledger:
                 opened = ledger.open_run()
-            finally:
-                ledger.close()
             return None if opened is None else plan_from_canonical(opened[1])
         except (FedSiloError, sqlite3.Error, json.JSONDecodeError):
             return None  # another check says what is wrong with the ledger
@@ -280,8 +281,7 @@ def _policy_change(look: Look) -> str:
     config, path = look.config, look.config.state_dir / LEDGER
     if not path.is_file():
         return "none was in force before"
-    ledger = Ledger(path, read_only=True)
-    try:
+    with closing(Ledger(path, read_only=True)) as ledger:
         step = step_to(
             look.policy,
             ledger,
@@ -290,8 +290,6 @@ def _policy_change(look: Look) -> str:
             load_site(config.identity.site_ca, config.identity.operators, site=config.silo),
             max(ledger.latest_time, time.time()),
         )
-    finally:
-        ledger.close()
     return f"{step.how}{f', {len(step.changes)} fields change' if step.changes else ''}"
 
 
@@ -308,11 +306,8 @@ def _clock(look: Look) -> str:
     if not path.is_file():
         told = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%dT%H:%M:%SZ}"
         return f"{told}, not compared yet: a start compares it with the coordinator's"
-    ledger = Ledger(path, read_only=True)
-    try:
+    with closing(Ledger(path, read_only=True)) as ledger:
         words, warning = look_offline(ledger, now)
-    finally:
-        ledger.close()
     look.warnings.extend([warning] * bool(warning))
     return words
 
@@ -525,8 +520,11 @@ def _shapes_of(plan: Plan | None, facts: ModelFacts) -> Shapes:
 # ---- prompts -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Lengths:
+class _Report(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Lengths(_Report):
     """Prompt lengths of one set. Quantiles: smallest, median, 90 %, 99 %, largest. `topics`: rows by topic. The other
     fields count prompts (`silo.trainer.data.preview`)."""
 
@@ -535,13 +533,12 @@ class Lengths:
     answer_tokens: tuple[int, ...]
     overlong: int
     topics: Mapping[str, int]
-    ended: int = 0
-    alike: int = 0
-    without_text: int = 0
+    ended: int
+    alike: int
+    without_text: int
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(_Report):
     """A private prompt as the model reads it, cut where it is long."""
 
     id: str
@@ -551,8 +548,9 @@ class Shown:
     text: str
 
 
-@dataclass(frozen=True)
-class Preview:
+class Preview(_Report):
+    """Report of the process that renders prompts; its numbers and texts have the expected types."""
+
     sets: Mapping[str, Lengths]
     prompts: tuple[Shown, ...]
 
@@ -643,36 +641,12 @@ def preview(config: SiloConfig, *, max_prompt_tokens: int, show: int) -> Preview
         if "error" in answer:
             fault = {name: str(answer["error"][name])[:500] for name in ("message", "hint", "code")}
             raise UsageError(fault["message"], hint=fault["hint"], code=fault["code"])
-        return _preview_of(answer)
+        found = Preview.model_validate(answer)
+        if found.sets.keys() != set(PROMPT_SETS):
+            raise ValueError(f"sets are {', '.join(found.sets)[:200]}")
+        return found
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise OperationError(f"the process that renders prompts ended with status {status} and no answer") from error
-
-
-def _preview_of(report: Any) -> Preview:
-    sets = {
-        name: Lengths(
-            int(report["sets"][name]["rows"]),
-            tuple(int(each) for each in report["sets"][name]["prompt_tokens"]),
-            tuple(int(each) for each in report["sets"][name]["answer_tokens"]),
-            int(report["sets"][name]["overlong"]),
-            {str(topic): int(rows) for topic, rows in report["sets"][name]["topics"].items()},
-            int(report["sets"][name]["ended"]),
-            int(report["sets"][name]["alike"]),
-            int(report["sets"][name]["without_text"]),
-        )
-        for name in ("private", "public", "held_out")
-    }
-    prompts = [
-        Shown(str(each["id"]), str(each["file"]), int(each["line"]), int(each["tokens"]), str(each["text"]))
-        for each in report["prompts"]
-    ]
-    return Preview(sets, tuple(prompts))
-
-
-def as_fields(found: Preview, *, with_prompts: bool) -> dict[str, Any]:
-    """Return the fields for --json, without prompts, since what is printed there tends to be kept by other programs."""
-    fields: dict[str, Any] = {"sets": {name: asdict(each) for name, each in found.sets.items()}}
-    return fields | ({"prompts": [asdict(each) for each in found.prompts]} if with_prompts else {})
 
 
 # ---- a vLLM server -----------------------------------------------------------------------------------
