@@ -18,7 +18,6 @@ probes from a process of its own.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import json
@@ -296,31 +295,7 @@ def _reach(path: str) -> None:
         raise
 
 
-# ---- beside the probes -------------------------------------------------------------------------------
-
-
-def surroundings() -> dict[str, Any]:
-    """Return what the process can tell of its own sandbox, for the `ready` message: not proof, but easy to read."""
-    status: dict[str, str] = {}
-    with contextlib.suppress(OSError):  # no /proc inside: reported as unknown below
-        for line in Path("/proc/self/status").read_text().splitlines():
-            name, _, value = line.partition(":")
-            status[name] = value.strip()
-    interfaces: list[str] = []
-    with contextlib.suppress(OSError):  # behind a system-call filter the question itself is refused
-        interfaces = sorted(name for _, name in socket.if_nameindex())
-    namespaces = {}
-    for kind in ("user", "mnt", "net", "pid"):
-        with contextlib.suppress(OSError):
-            namespaces[kind] = os.readlink(f"/proc/self/ns/{kind}")  # noqa: PTH115  # not a path, a name
-    return {
-        "user_id": os.getuid(),
-        "capabilities": status.get("CapEff", "unknown"),
-        "no_new_privileges": status.get("NoNewPrivs", "unknown") == "1",
-        "system_call_filter": status.get("Seccomp", "unknown") == "2",
-        "interfaces": interfaces,
-        "namespaces": namespaces,
-    }
+# ---- addresses ---------------------------------------------------------------------------------------
 
 
 def name_servers(text: str) -> list[Address]:

@@ -365,7 +365,6 @@ class Worker:
         from fedsilo.grading.data_findings import find as find_repeated
         from fedsilo.grading.own_verifiers import own_verifiers_sha256
         from fedsilo.grading.worker import full_check
-        from fedsilo.sandbox.probes import surroundings
         from silo.trainer.agreement import limits_from
         from silo.trainer.data import load_codec
         from silo.trainer.resume import state_store
@@ -449,7 +448,6 @@ class Worker:
                 "threads": torch.get_num_threads(),
                 "processes": 1 if group is None else group.size,
                 "device": str(next(model.parameters()).device),
-                "isolation_seen": surroundings(),
             },
         )
 
