@@ -512,7 +512,7 @@ class Ledger:
     @property
     def clock_halt(self) -> dict[str, Any]:
         """The halt for the clock, while nobody has accepted the clock as it is; else empty."""
-        return dict(json.loads(self._fact("clock_halt") or "{}"))
+        return self._object("clock_halt")
 
     def keep_clock_halt(self, halt: Mapping[str, Any]) -> None:
         self._set_fact("clock_halt", json.dumps(halt))
@@ -520,7 +520,7 @@ class Ledger:
     @property
     def clock_difference(self) -> dict[str, float]:
         """{seconds, at}: by how much the clock was ahead of the coordinator's, and when; empty before they compared."""
-        return dict(json.loads(self._fact("clock_difference") or "{}"))
+        return self._object("clock_difference")
 
     def keep_clock_difference(self, seconds: float, at: float) -> None:
         self._set_fact("clock_difference", json.dumps({"seconds": seconds, "at": at}))
@@ -750,14 +750,14 @@ class Ledger:
 
     def deferred(self, release_id: str) -> dict[str, float]:
         """Person -> until when (seconds since 1970)."""
-        return dict(json.loads(self._fact(f"deferred/{release_id}") or "{}"))
+        return self._object(f"deferred/{release_id}")
 
     def keep_of_release(self, release_id: str, kept: Mapping[str, Any]) -> None:
         """Store what is shown of a release beside its facts: base, destination, places of hits; no text."""
         self._set_fact(f"release/{release_id}", json.dumps(kept))
 
     def kept_of_release(self, release_id: str) -> dict[str, Any]:
-        return dict(json.loads(self._fact(f"release/{release_id}") or "{}"))
+        return self._object(f"release/{release_id}")
 
     def found_since(
         self, release_id: str, facts: Mapping[str, Any], rules: tuple[JudgedRule, ...], kept: Mapping[str, Any]
@@ -963,7 +963,7 @@ class Ledger:
     @property
     def equivocation(self) -> dict[str, Any]:
         """Both sides of a round that was told in two ways, while nobody has released the halt; else empty."""
-        return dict(json.loads(self._fact("equivocation") or "{}"))
+        return self._object("equivocation")
 
     def keep_equivocation(self, evidence: Mapping[str, Any]) -> None:
         """Empty evidence ends the halt."""
@@ -1045,6 +1045,10 @@ class Ledger:
     def _fact(self, name: str) -> str | None:
         row = self._one("SELECT value FROM facts WHERE name=?", (name,))
         return None if row is None else str(row["value"])
+
+    def _object(self, name: str) -> dict[str, Any]:
+        """Return a fact that is a JSON object; empty where it is not stored."""
+        return dict(json.loads(self._fact(name) or "{}"))
 
     def _set_fact(self, name: str, value: str) -> None:
         with self._writing() as database:

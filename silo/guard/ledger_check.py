@@ -119,14 +119,11 @@ def disagreement(
     log, path = Head.named(named), config.state_dir / LEDGER
     if not path.is_file():
         return Disagreement(LOST, None, log)
-    ledger = Ledger(path, read_only=True, give_up=give_up)
-    try:
+    with contextlib.closing(Ledger(path, read_only=True, give_up=give_up)) as ledger:
         heads, seen = ledger.heads, (ledger.latest_time, bool(ledger.clock_halt))
         if heads is None or not heads.agree_with(log):
             return Disagreement(BEHIND, None if heads is None else heads.newest, log, *seen)
         return None if ledger.is_unchanged() else Disagreement(CHANGED, heads.newest, log, *seen)
-    finally:
-        ledger.close()
 
 
 def named_in_folder(directory: Path) -> dict[str, Any] | None:
@@ -239,11 +236,8 @@ def _restore(site: Site, audit: AuditLog, found: Disagreement, now: float, give_
         )
         for fields in counts.waiting.values():
             audit.append("approval.expire", reasons=[RESTORED], **fields)
-    ledger = Ledger(site.config.state_dir / LEDGER, give_up=give_up)
-    try:
+    with contextlib.closing(Ledger(site.config.state_dir / LEDGER, give_up=give_up)) as ledger:
         ended = ledger.raise_to(found.log, counts, policy)
-    finally:
-        ledger.close()
     _log.warning(
         "the restored ledger was accepted by %s: its budgets and counters are no lower than the log says; %s",
         " and ".join(given),

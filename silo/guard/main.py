@@ -356,14 +356,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         events=events,
         give_up=lambda: bool(stopped),
     )
-    guard, control_server, judge, audit, releases = (
-        built.guard,
-        built.control_server,
-        built.judge,
-        built.audit,
-        built.releases,
-    )
-    trainer = built.trainer
+    guard, control_server, judge, trainer = built.guard, built.control_server, built.judge, built.trainer
     _shape(config, lambda: {"run": judge.view.run, "round": judge.view.round, "step": judge.view.open_step})
     guards.append(guard)
     if stopped:
@@ -371,7 +364,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     guard.register(control_server)
     # A long log takes seconds to go through, and nobody waits for that here; who asks before it is done does.
     threading.Thread(target=_fold, args=(guard.queries.index,), name="message-index", daemon=True).start()
-    Rescreening(built.ledger, audit, built.screens).register(control_server, guard.on_loop)
+    Rescreening(built.ledger, built.audit, built.screens).register(control_server, guard.on_loop)
     # before anybody can look: a trainer takes minutes to load a large model, and what is held is held meanwhile
     guard.show()
     control = ControlSocket(
@@ -380,21 +373,20 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     stack.callback(control.close)
     if not config.coordinator.by_files:
         try:
-            releases.destination.update(look_at_coordinator(site, datetime.now(UTC)))
+            built.releases.destination.update(look_at_coordinator(site, datetime.now(UTC)))
         except UnreachableError as error:
             # It may come up later; until then the log names the cause.
             _log.warning("%s", error.line)
         # It is renewed now and then; dialling may take a while, which the loop has no time for.
-        guard.hourly.append(lambda: threading.Thread(target=_look_again, args=(site, releases), daemon=True).start())
+        guard.hourly.append(
+            lambda: threading.Thread(target=_look_again, args=(site, built.releases), daemon=True).start()
+        )
     trainer.start()
     guard.show()
     report = trainer.description["ready"]
-    left_out = report.get("left_out")
-    for text in left_out if isinstance(left_out, list) else ():
-        _log.warning("private lines left out: %s", harmless(text, TEXT_CHARACTERS_MAX))
-    found_twice = report.get("found_twice")
-    for text in found_twice if isinstance(found_twice, list) else ():
-        _log.warning("prompts in two places: %s", harmless(text, TEXT_CHARACTERS_MAX))
+    for name, what in (("left_out", "private lines left out"), ("found_twice", "prompts in two places")):
+        for text in listed if isinstance(listed := report.get(name), list) else ():
+            _log.warning("%s: %s", what, harmless(text, TEXT_CHARACTERS_MAX))
     facts = ready_facts(report)
     long_lived.set_apart()
     ready(

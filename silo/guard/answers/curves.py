@@ -20,7 +20,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,11 +189,7 @@ class FigureHistory:
             at: seconds since 1970.
             figures: by name.
         """
-        finite = {
-            name: value
-            for name, value in list(figures.items())[:NAMES_MAX]
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        }
+        finite = _finite(list(figures.items())[:NAMES_MAX])
         entry = {"run": run, "task": task, "round": number, "step": step, "at": round(at, 3), "figures": finite}
         line = _line(entry)
         if not finite or len(line) > LINE_BYTES_MAX:
@@ -270,18 +266,21 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     """One line as it was written, or nothing: whoever can write here is this site's own user, but a disk can err."""
     try:
         entry = json.loads(line)
-        finite = {
+        return {
             "run": str(entry["run"]),
             "task": str(entry["task"]),
             "round": int(entry["round"]),
             "step": int(entry["step"]),
             "at": float(entry["at"]),
-            "figures": {
-                str(name): value
-                for name, value in entry["figures"].items()
-                if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            },
+            "figures": _finite(entry["figures"].items()),
         }
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
-    return finite
+
+
+def _finite(figures: Iterable[tuple[str, Any]]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in figures
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

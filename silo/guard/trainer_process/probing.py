@@ -275,35 +275,6 @@ def best_level() -> IsolationLevel:
     return "waived"
 
 
-@contextlib.contextmanager
-def control_socket_to_try(path: Path, group: str) -> Iterator[Path]:
-    """Yield what the probes try to reach while the daemon may be down: its control socket, else a decoy beside it.
-
-    The decoy has the rights that the daemon gives its own, and answers nothing. Where it cannot be made, `path` itself
-    comes back, where nothing is: so the probe is not tried, and no isolation level is claimed.
-
-    Args:
-        path: of the daemon's control socket.
-        group: that may open it.
-    """
-    decoy = path.with_name("decoy")
-    with contextlib.ExitStack() as stack:
-        if not path.exists():
-            with contextlib.suppress(OSError):
-                if decoy.is_socket():  # of a report that was killed
-                    decoy.unlink()
-                control = stack.enter_context(socket.socket(socket.AF_UNIX))
-                control.bind(str(decoy))
-                stack.callback(decoy.unlink, missing_ok=True)
-                decoy.chmod(0o600)
-                control.listen()
-                with contextlib.suppress(KeyError, PermissionError):
-                    os.chown(decoy, -1, grp.getgrnam(group).gr_gid)
-                    decoy.chmod(0o660)
-                path = decoy
-        yield path
-
-
 @functools.cache
 def sandbox_trial(level: str) -> str:
     """Build a sandbox with decoys outside and run every probe inside. Returns why it does not hold, or ''."""
@@ -356,9 +327,28 @@ def probe_fields(config: SiloConfig, guard_process: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def probe_fields_beside_the_daemon(config: SiloConfig, guard_process: int) -> Iterator[dict[str, Any]]:
-    """`probe_fields` for a trainer that another process than the daemon starts: its control socket may be missing."""
-    with control_socket_to_try(config.control.socket, config.control.group) as control:
-        yield {**probe_fields(config, guard_process), "control_socket": str(control)}
+    """`probe_fields` for a trainer that another process than the daemon starts, so the control socket may be missing.
+
+    Then the probes try a decoy beside its place, which has the rights that the daemon gives its own and answers
+    nothing. Where no decoy can be made, the probe has nothing to try, and no isolation level is claimed.
+    """
+    fields, control = probe_fields(config, guard_process), config.control
+    decoy = control.socket.with_name("decoy")
+    with contextlib.ExitStack() as stack:
+        if not control.socket.exists():
+            with contextlib.suppress(OSError):
+                if decoy.is_socket():  # of a report that was killed
+                    decoy.unlink()
+                listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+                listener.bind(str(decoy))
+                stack.callback(decoy.unlink, missing_ok=True)
+                decoy.chmod(0o600)
+                listener.listen()
+                with contextlib.suppress(KeyError, PermissionError):
+                    os.chown(decoy, -1, grp.getgrnam(control.group).gr_gid)
+                    decoy.chmod(0o660)
+                fields["control_socket"] = str(decoy)
+        yield fields
 
 
 def only_what_exists(fields: Mapping[str, Any]) -> dict[str, Any]:

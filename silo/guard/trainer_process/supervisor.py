@@ -11,6 +11,7 @@ Does not stop: what a trainer puts into the values it sends; that is for the gat
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -192,20 +193,16 @@ class Supervisor:
             OperationError: it did not come, or it reports an error; the message names its log.
             UsageError, NotFoundError, NotAllowedError: an external trainer's user or the link's certificate is wrong.
         """
-
-        def bring_up(accepted: Callable[[str], None]) -> dict[str, Any]:
-            return self._brought_up(site_secret, probe_fields, never, accepted, screen_index)
-
-        self._bring_up = bring_up
+        self._bring_up = functools.partial(self._brought_up, site_secret, probe_fields, never, screen_index)
         try:
-            self.state.ready = bring_up(accepted)
+            self.state.ready = self._bring_up(accepted)
         except OperationError as error:
             # Killed, as by somebody or for want of memory; one that ends by itself would end again.
             if error.code != "TRAINER_DIED" or self._exit_status() not in _KILLED:
                 raise
             _log.warning("the trainer was killed while it started: it is started once more")
             self._end_process()
-            self.state.ready = bring_up(accepted)
+            self.state.ready = self._bring_up(accepted)
         self._reader = threading.Thread(target=self._read, name="trainer-link", daemon=True)
         self._reader.start()
         return self.state
@@ -215,8 +212,8 @@ class Supervisor:
         site_secret: bytes,
         probe_fields: Mapping[str, Any],
         never: Sequence[Path],
-        accepted: Callable[[str], None],
         screen_index: Mapping[str, Any] | None,
+        accepted: Callable[[str], None],
     ) -> dict[str, Any]:
         """Started, probed and configured; what it said when it was ready."""
         trainer = self._config.trainer
