@@ -196,6 +196,12 @@ class Trainer(_Closed):
     start_timeout_seconds: float = Field(180.0, gt=0)
     python: Path | None = None  # another interpreter that has the training libraries; None: the guard's own
 
+    @property
+    def unix_path(self) -> Path | None:
+        """Where the guard listens for it; None for a `tls:` address."""
+        scheme, _, rest = self.address.partition(":")
+        return Path(rest) if scheme == "unix" else None
+
     @field_validator("threads", mode="before")
     @classmethod
     def _positive(cls, value: Any) -> Any:
@@ -327,7 +333,7 @@ def _mistakes(config: SiloConfig) -> Iterator[tuple[bool, str, str, str]]:
     """Yield (wrong, key, message, hint) of what a closed schema cannot say: keys without effect, keys that contradict
     each other, and socket paths that the kernel does not take."""
     trainer, identity = config.trainer, config.identity
-    external, tls = trainer.launch == "external", trainer.address.startswith("tls:")
+    external, tls = trainer.launch == "external", trainer.unix_path is None
     link_files = [name for name in ("link_certificate", "link_key") if getattr(identity, name) is not None]
     yield from (
         (config.coordinator.proxy is None and config.coordinator.proxy_credentials is not None,
@@ -385,17 +391,12 @@ def _mistakes(config: SiloConfig) -> Iterator[tuple[bool, str, str, str]]:
         ("private" in measured and config.data.holdout_share == 0, "acceptance",
          "no private rows are set aside to measure on", "data.holdout_share: 0.1, or prompts: [held_out]"),
     )  # fmt: skip
-    paths = {"trainer.address": _unix_path(trainer), "control.socket": config.control.socket}
+    paths = {"trainer.address": trainer.unix_path, "control.socket": config.control.socket}
     paths |= dict(zip(("rollout.url", "rollout.public_url"), sockets, strict=True)) if vllm else {}
     for key, path in paths.items():
         long = path is not None and len(os.fsencode(path)) > UNIX_PATH_BYTES_MAX
         hint = "the kernel takes no longer path for a unix socket; choose a shorter state_dir"
         yield long, key, f"{path} is longer than {UNIX_PATH_BYTES_MAX} bytes", hint
-
-
-def _unix_path(trainer: Trainer) -> Path | None:
-    scheme, _, rest = trainer.address.partition(":")
-    return Path(rest) if scheme == "unix" else None
 
 
 def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
@@ -408,7 +409,7 @@ def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
         # In a sandbox only what is named is there, so what `folder/..` leads through would be missing.
         return path.resolve() if ".." in path.parts else path
 
-    state_dir, unix_path = absolute(config.state_dir), _unix_path(config.trainer)
+    state_dir, unix_path = absolute(config.state_dir), config.trainer.unix_path
     changed: dict[str, Any] = {
         "control": config.control.model_copy(update={"socket": absolute(config.control.socket, state_dir)})
     }

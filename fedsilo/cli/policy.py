@@ -75,11 +75,11 @@ def propose(
     site = load_site(config)
     last, before, people = _in_force(site)
     text = _text(new)
-    charter_text = None if charter is None else _text(charter)
     place = charter or site.charter
     beside = None if place is None else load_policy(_text(place).encode(), str(place))
     policy = effective(load_policy(text.encode(), str(new), files_beside(new)), beside)
     custom_text = None if policy.own.custom_text is None else policy.own.custom_text.decode()
+    texts = policy_change.Texts(text, None if charter is None else _text(charter), custom_text)
     changes = _changes(before, policy.file)
     looser = loosened(changes)
     if before is not None and not looser:
@@ -93,12 +93,11 @@ def propose(
     signed = sign_as(
         operator_of(site, operator),
         signed_files.PROPOSE,
-        policy_change.proposal_arguments(text, charter_text, last.digest, policy.digest, custom_text),
+        policy_change.proposal_arguments(texts, last.digest, policy.digest),
         expires=people.now + timedelta(hours=people.hours) - _CLOCKS_DIFFER,
     )
-    path, proposal = policy_change.write_proposal(
-        site.policy.parent / signed_files.PROPOSALS, text, charter_text, signed, people, custom_text
-    )
+    folder = site.policy.parent / signed_files.PROPOSALS
+    path, proposal = policy_change.write_proposal(folder, texts, signed, people)
     data = {
         "proposal": str(path),
         "id": proposal.id,

@@ -36,6 +36,7 @@ from fedsilo.files.task_files import PUBLIC, TaskFile, listed, read_tasks, read_
 from fedsilo.grading.data_findings import HELD_OUT, PRIVATE, find
 from fedsilo.grading.own_verifiers import find_verifier
 from fedsilo.grading.worker import our_parts_check
+from fedsilo.protocol.clocks import utc
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, OperationError, UsageError
 from fedsilo.protocol.isolation import isolates_at_least
 from fedsilo.protocol.plan import Plan, plan_from_canonical
@@ -304,8 +305,7 @@ def _pinned(look: Look) -> str:
 def _clock(look: Look) -> str:
     path, now = look.config.state_dir / LEDGER, time.time()
     if not path.is_file():
-        told = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%dT%H:%M:%SZ}"
-        return f"{told}, not compared yet: a start compares it with the coordinator's"
+        return f"{utc(now)}, not compared yet: a start compares it with the coordinator's"
     with closing(Ledger(path, read_only=True)) as ledger:
         words, warning = look_offline(ledger, now)
     look.warnings.extend([warning] * bool(warning))
@@ -656,10 +656,10 @@ _IMPORT = """
 import json
 try:
     import vllm  # builds have distributions of other names, so the version is the package's own
-    told = {"version": str(getattr(vllm, "__version__", "of no version"))}
+    report = {"version": str(getattr(vllm, "__version__", "of no version"))}
 except Exception as error:
-    told = {"error": type(error).__name__ + ": " + str(error)[:300]}
-print(json.dumps(told))
+    report = {"error": type(error).__name__ + ": " + str(error)[:300]}
+print(json.dumps(report))
 """
 
 
@@ -690,9 +690,8 @@ def vllm_there(look: Look) -> str:
     )
     last_line = answer.decode("utf-8", "replace").strip().rpartition("\n")[2]
     try:
-        told = json.loads(last_line)
-        version = told.get("version")
-        why = str(told.get("error"))
+        report = json.loads(last_line)
+        version, why = report.get("version"), str(report.get("error"))
     except (ValueError, AttributeError):
         version, why = None, f"it ended with status {status}: {last_line[:300] or 'no word'}"
     if version is None:

@@ -15,11 +15,10 @@ import threading
 import time as system_time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 
 from certs.commands import VerifiedCommand
 from fedsilo.protocol import clocks
-from fedsilo.protocol.clocks import HALTING, Judged, Verdict, apart, in_words, judge
+from fedsilo.protocol.clocks import HALTING, Judged, Verdict, apart, in_words, judge, utc
 from fedsilo.protocol.codec import canonical_json, sha256_hex
 from fedsilo.protocol.errors import ConflictError, NotFoundError, OperationError
 from silo.guard.ledger import Ledger
@@ -51,9 +50,9 @@ class ClockHalt:
     def message(self) -> str:
         if self.code == Verdict.STORED_AHEAD:
             words = f"the latest time seen here is {in_words(self.seconds)} ahead of the clock, which showed"
-            return f"{words} {_text(self.showed)}"
+            return f"{words} {utc(self.showed)}"
         word = "ahead of" if self.code == Verdict.AHEAD else "behind"
-        return f"the clock showed {_text(self.showed)}, {in_words(self.seconds)} {word} {self.against}"
+        return f"the clock showed {utc(self.showed)}, {in_words(self.seconds)} {word} {self.against}"
 
 
 def look_offline(ledger: Ledger, now: float) -> tuple[str, str]:
@@ -71,15 +70,15 @@ def look_offline(ledger: Ledger, now: float) -> tuple[str, str]:
     if halt:
         raise OperationError(ClockHalt(**halt).message, hint=RELEASE_HINT, code=str(halt["code"]))
     if (judged := judge(now, stored=stored, offline=True)).verdict in HALTING:
-        words_of_halt = f"the latest time seen here, {_text(stored)}, is {in_words(judged.seconds)} ahead of the clock"
+        words_of_halt = f"the latest time seen here, {utc(stored)}, is {in_words(judged.seconds)} ahead of the clock"
         raise OperationError(words_of_halt, hint=RELEASE_HINT, code=str(judged.verdict))
-    words, warning = _text(now), ""
+    words, warning = utc(now), ""
     if stored - now > clocks.TOLD_SECONDS:
         warning = (
             f"this machine's clock is {in_words(stored - now)} behind the latest time seen: time stands still here"
         )
     if compared:
-        off, at = compared["seconds"], _text(compared["at"])
+        off, at = compared["seconds"], utc(compared["at"])
         as_theirs = abs(off) <= clocks.TOLD_SECONDS
         words += f"; {'as' if as_theirs else apart(off)} the coordinator's when they were compared, {at}"
         if not as_theirs and not warning:
@@ -277,7 +276,3 @@ class ClockWatch:
             if differs is None or abs(differs) <= clocks.TOLD_SECONDS
             else f"{apart(differs)} the coordinator's",
         }
-
-
-def _text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

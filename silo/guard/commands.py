@@ -271,12 +271,12 @@ class Orders:
     def export_release(self, command: VerifiedCommand) -> dict[str, Any]:
         """Raises UsageError: this silo dials its coordinator. Further as `FileExchange.export`."""
         files, path = self._files_at(command)
-        return files.export(path, lambda told: self.recorded("transfer.export", command, needed=True, detail=told))
+        return files.export(path, lambda detail: self.recorded("transfer.export", command, needed=True, detail=detail))
 
     def import_plan(self, command: VerifiedCommand) -> dict[str, Any]:
         """Raises UsageError: this silo dials its coordinator. Further as `FileExchange.take`."""
         files, path = self._files_at(command)
-        return files.take(path, lambda told: self.recorded("transfer.import", command, needed=True, detail=told))
+        return files.take(path, lambda detail: self.recorded("transfer.import", command, needed=True, detail=detail))
 
     def _files_at(self, command: VerifiedCommand) -> tuple[FileExchange, Path]:
         if self.files is None:
@@ -512,8 +512,8 @@ class Halts:
 
     def _digest(self, kind: str, since: float) -> str:
         """Return what people sign to lift it: this halt, under this policy, with what people were to look at."""
-        told = self._ledger.equivocation if kind == EQUIVOCATION_KIND else {}
-        evidence = sha256_hex(canonical_json([told.get("known"), told.get("shown")])) if told else ""
+        sides = self._ledger.equivocation if kind == EQUIVOCATION_KIND else {}
+        evidence = sha256_hex(canonical_json([sides.get("known"), sides.get("shown")])) if sides else ""
         return sha256_hex(canonical_json(["fedsilo halt", kind, since, evidence, self._judge.policy.digest]))
 
 

@@ -236,9 +236,6 @@ class Heads:
         return named == self.newest or named in self.logged
 
 
-# ---- payloads ----------------------------------------------------------------------------------------
-
-
 @dataclass
 class Recount:
     """Counts and outcomes that follow from the log alone.
@@ -268,6 +265,9 @@ class Recount:
     decided_by: str = ""
     restored: set[str] = field(default_factory=set)
     waiting: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+# ---- payloads ----------------------------------------------------------------------------------------
 
 
 class Payloads:
@@ -635,10 +635,9 @@ class Ledger:
             attempts = "UPDATE outbox SET attempts=attempts+1 WHERE id=? RETURNING attempts"
             return int(database.execute(attempts, (item_id,)).fetchone()["attempts"])
 
-    def outbox(self, state: str | None = None) -> list[OutboxItem]:
-        """Content messages that were allowed, oldest first."""
-        where, arguments = ("", ()) if state is None else (" WHERE state=?", (state,))
-        rows = self._all(f"SELECT * FROM outbox{where} ORDER BY id", arguments)  # noqa: S608  # constant text
+    def outbox(self, state: str = "") -> list[OutboxItem]:
+        """Content messages that were allowed, in this state or in any, oldest first."""
+        rows = self._all("SELECT * FROM outbox WHERE ?='' OR state=? ORDER BY id", (state, state))
         return [_outbox_item_of(row) for row in rows]
 
     def outbox_item(self, decision_seq: int) -> OutboxItem | None:
@@ -715,10 +714,10 @@ class Ledger:
         )
         return [_release_of(row) for row in rows]
 
-    def releases(self, state: str | None = None) -> list[Release]:
-        if state is None:
-            return [_release_of(row) for row in self._all("SELECT * FROM releases ORDER BY requested_at", ())]
-        rows = self._all("SELECT * FROM releases WHERE state=? ORDER BY requested_at", (state,))
+    def releases(self, state: str = "") -> list[Release]:
+        """Releases in this state, or in any, oldest first."""
+        where, arguments = ("WHERE state=?", (state,)) if state else ("", ())
+        rows = self._all(f"SELECT * FROM releases {where} ORDER BY requested_at", arguments)  # noqa: S608
         return [_release_of(row) for row in rows]
 
     def approved_release(self, item: OutboxItem) -> Release | None:

@@ -23,10 +23,10 @@ somebody who replaces ledger and audit log by older copies of both, which the lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from certs.commands import VerifiedCommand
 from certs.roles import Roles
@@ -68,7 +68,15 @@ from silo.guard.site import Site, check_policy, effective_policy, require_author
 MAY_PROPOSE, MAY_APPROVE = "change.propose", "change.approve"
 ID_CHARACTERS = 16  # of a proposal's id, in the names of its files
 FILES_MAX = 1000  # in the folder; what is beyond is not looked at
-_TEXTS = ("policy", "charter", "custom_file")  # of a proposal, in its file
+
+
+class Texts(NamedTuple):
+    """Files that a proposal brings: the site's policy, the charter that shall come with it, and the file of own
+    patterns that the policy names; None where there is none."""
+
+    policy: str
+    charter: str | None = None
+    custom_file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,22 +85,18 @@ class Proposal:
 
     Attributes:
         id: digest of the signed statement and the certificate; its beginning names the files.
-        text: of the proposed site policy; `charter_text` of the charter that shall come with it, if any;
-            `custom_text` of the file of own patterns that the policy names, if it names one.
         before: digest of the effective policy in force; the proposal is for no other.
         after: digest of the effective policy that shall be in force.
         order: what the proposer signed, as the audit log keeps it.
     """
 
     id: str
-    text: str
-    charter_text: str | None
+    texts: Texts
     before: str
     after: str
     proposer: str
     expires: datetime
-    custom_text: str | None = None
-    order: Mapping[str, str] = field(default_factory=dict)
+    order: Mapping[str, str]
 
     def policy(self, charter: Policy | None) -> Policy:
         """The effective policy it stands for.
@@ -104,9 +108,9 @@ class Proposal:
             UsageError: a mistake in it.
             ConflictError: with this charter it is another policy than was signed.
         """
-        site = load_policy(self.text.encode(), f"proposal {self.id}", self._beside)
-        if self.charter_text is not None:
-            charter = load_policy(self.charter_text.encode(), f"charter of proposal {self.id}")
+        site = load_policy(self.texts.policy.encode(), f"proposal {self.id}", self._beside)
+        if self.texts.charter is not None:
+            charter = load_policy(self.texts.charter.encode(), f"charter of proposal {self.id}")
         policy = effective(site, charter)
         if policy.digest != self.after:
             raise ConflictError(
@@ -118,7 +122,7 @@ class Proposal:
 
     @property
     def _beside(self) -> Beside | None:
-        text = self.custom_text
+        text = self.texts.custom_file
         return None if text is None else lambda name: (text.encode(), f"{name} of proposal {self.id}")
 
 
@@ -132,17 +136,12 @@ class Consent:
     orders: tuple[Mapping[str, str], ...] = ()
 
 
-def proposal_arguments(
-    text: str, charter_text: str | None, before: str, after: str, custom_text: str | None = None
-) -> dict[str, Any]:
+def proposal_arguments(texts: Texts, before: str, after: str) -> dict[str, Any]:
     """Return what the proposer signs."""
-    return {
-        "policy_sha256": sha256_hex(text.encode()),
-        "charter_sha256": "" if charter_text is None else sha256_hex(charter_text.encode()),
-        "custom_file_sha256": "" if custom_text is None else sha256_hex(custom_text.encode()),
-        "before": before,
-        "after": after,
+    digests = {
+        f"{name}_sha256": "" if text is None else sha256_hex(text.encode()) for name, text in texts._asdict().items()
     }
+    return {**digests, "before": before, "after": after}
 
 
 def approval_arguments(proposal: Proposal) -> dict[str, Any]:
@@ -150,18 +149,10 @@ def approval_arguments(proposal: Proposal) -> dict[str, Any]:
     return {"proposal": proposal.id, "before": proposal.before, "after": proposal.after}
 
 
-def write_proposal(
-    folder: Path,
-    text: str,
-    charter_text: str | None,
-    command: control_pb2.Command,
-    people: People,
-    custom_text: str | None = None,
-) -> tuple[Path, Proposal]:
+def write_proposal(folder: Path, texts: Texts, command: control_pb2.Command, people: People) -> tuple[Path, Proposal]:
     """Keep a proposal. Raises as `read_proposal`, before anything is written; OperationError: the disk refused."""
-    proposal = _verified((text, charter_text, custom_text), command, people, "the proposal")
-    path = folder / f"{proposal.id[:ID_CHARACTERS]}.json"
-    return keep_signed(path, command, dict(zip(_TEXTS, (text, charter_text, custom_text), strict=True))), proposal
+    proposal = _verified(texts, command, people, "the proposal")
+    return keep_signed(folder / f"{proposal.id[:ID_CHARACTERS]}.json", command, texts._asdict()), proposal
 
 
 def write_approval(path: Path, proposal: Proposal, signed: control_pb2.Command, people: People) -> Path:
@@ -197,25 +188,19 @@ def read_proposal(path: Path, people: People) -> Proposal:
         NotFoundError, UsageError: no such file, or it is no proposal.
         NotAllowedError: not signed by somebody who may propose, changed after that, or expired.
     """
-    signed, content = read_signed_beside(path, _TEXTS)
-    text, charter_text, custom_text = (content[name] for name in _TEXTS)
-    if not isinstance(text, str) or not all(isinstance(each, str | None) for each in (charter_text, custom_text)):
+    signed, content = read_signed_beside(path, Texts._fields)
+    texts = Texts(**content)
+    if not isinstance(texts.policy, str) or not all(isinstance(each, str | None) for each in texts):
         raise UsageError(f"{path}: policy, charter and custom_file are texts")
-    return _verified((text, charter_text, custom_text), signed, people, str(path))
+    return _verified(texts, signed, people, str(path))
 
 
-def _verified(
-    texts: tuple[str, str | None, str | None], signed: control_pb2.Command, people: People, source: str
-) -> Proposal:
-    text, charter_text, custom_text = texts
+def _verified(texts: Texts, signed: control_pb2.Command, people: People, source: str) -> Proposal:
     command = people.verify(signed, PROPOSE, MAY_PROPOSE)
     before, after = (str(command.arguments.get(key, "")) for key in ("before", "after"))
-    if command.arguments != proposal_arguments(text, charter_text, before, after, custom_text):
+    if command.arguments != proposal_arguments(texts, before, after):
         raise NotAllowedError(f"{source}: {command.person} signed another text than the one that stands there")
-    return Proposal(
-        id=command.digest, text=text, charter_text=charter_text, before=before, after=after,
-        proposer=command.person, expires=command.expires, custom_text=custom_text, order=command.order,
-    )  # fmt: skip
+    return Proposal(command.digest, texts, before, after, command.person, command.expires, command.order)
 
 
 def approvers_of(path: Path, proposal: Proposal, people: People) -> tuple[dict[str, VerifiedCommand], list[str]]:
@@ -272,15 +257,16 @@ def put_in_place(path: Path, proposal: Proposal, policy: Path, charter: Path | N
         UsageError: it brings a charter, and the configuration names no place for one.
         OperationError: a file cannot be written.
     """
-    texts = [(policy, proposal.text, "policy")]
-    name = name_of_custom_file(proposal.text.encode(), str(path))
-    if proposal.custom_text is not None and name:
+    proposed = proposal.texts
+    texts = [(policy, proposed.policy, "policy")]
+    name = name_of_custom_file(proposed.policy.encode(), str(path))
+    if proposed.custom_file is not None and name:
         # before the policy that names it: in between, the old policy with other patterns is none that was in force
-        texts.insert(0, (policy.parent / name, proposal.custom_text, "patterns"))
-    if proposal.charter_text is not None:
+        texts.insert(0, (policy.parent / name, proposed.custom_file, "patterns"))
+    if proposed.charter is not None:
         if charter is None:
             raise UsageError("the proposal brings a charter, and the configuration names none", hint="charter: PATH")
-        texts.append((charter, proposal.charter_text, "charter"))
+        texts.append((charter, proposed.charter, "charter"))
     for place, text, name in texts:
         if place.is_file() and place.read_bytes() != text.encode():
             write_durably(path.with_name(f"{path.stem}.{name}.replaced.yaml"), place.read_bytes())

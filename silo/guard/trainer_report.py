@@ -68,25 +68,25 @@ def phase_in(fields: Mapping[str, Any]) -> str:
     return value if value in PHASES else ""
 
 
-def ready_facts(told: Any) -> dict[str, Any]:
+def ready_facts(report: Any) -> dict[str, Any]:
     """Return the known keys of a trainer's ready message whose values have the right form; others are left out.
 
     Args:
-        told: the fields of its `ready`.
+        report: the fields of its `ready`.
     """
-    if not isinstance(told, Mapping):
+    if not isinstance(report, Mapping):
         return {}
     facts: dict[str, Any] = {
-        name: told[name]
+        name: report[name]
         for name in _READY_NUMBERS
-        if isinstance(told.get(name), int) and not isinstance(told[name], bool) and 0 <= told[name] <= NUMBER_MAX
+        if isinstance(report.get(name), int) and not isinstance(report[name], bool) and 0 <= report[name] <= NUMBER_MAX
     }
     facts |= {
-        name: told[name]
+        name: report[name]
         for name, form in _READY_TEXTS.items()
-        if isinstance(told.get(name), str) and form.fullmatch(told[name])
+        if isinstance(report.get(name), str) and form.fullmatch(report[name])
     }
-    versions = told.get("versions")
+    versions = report.get("versions")
     if isinstance(versions, Mapping):
         facts["versions"] = {
             name: versions[name]
@@ -94,5 +94,5 @@ def ready_facts(told: Any) -> dict[str, Any]:
             if isinstance(versions.get(name), str) and _VERSION.fullmatch(versions[name])
         }
     with contextlib.suppress(ValuesUnusable):  # no figure is better than one that cannot be
-        facts["dropped"] = counts("dropped", told.get("dropped", {}), REASONS)
+        facts["dropped"] = counts("dropped", report.get("dropped", {}), REASONS)
     return facts

@@ -587,7 +587,7 @@ def test_T10_no_program_is_taken_from_the_working_folder(home: Path, monkeypatch
     config = load_config(write_config(home))
     config.state_dir.mkdir()
     with pytest.raises(FedSiloError, match="only noted"):
-        Supervisor(config, lambda event: None)._launch("user", home / "t.sock", home, ())
+        Supervisor(config, lambda event: None)._launch("user", home, ())
     commands.append(trainer_link.start_command(config).split())
     assert [command[-1] if "probes" in command[-1] else "worker" for command in commands] == [
         "fedsilo.sandbox.probes", "worker", "worker",

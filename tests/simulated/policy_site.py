@@ -191,9 +191,10 @@ class PolicySite:
         policy = effective(
             load_policy(text.encode(), "new"), None if beside is None else load_policy(beside, "charter")
         )
-        arguments = policy_change.proposal_arguments(text, charter, before or self.in_force(), policy.digest)
+        texts = policy_change.Texts(text, charter)
+        arguments = policy_change.proposal_arguments(texts, before or self.in_force(), policy.digest)
         signed = self.signs(person, signed_files.PROPOSE, arguments, self.now + timedelta(hours=hours))
-        return policy_change.write_proposal(self.folder / signed_files.PROPOSALS, text, charter, signed, self.people())
+        return policy_change.write_proposal(self.folder / signed_files.PROPOSALS, texts, signed, self.people())
 
     def approve(self, path: Path, proposal: policy_change.Proposal, person: str) -> Path:
         arguments = policy_change.approval_arguments(proposal)

@@ -303,12 +303,11 @@ def test_T34_a_looser_file_is_proposed_approved_and_put_in_place_with_its_policy
 
 def test_T36_another_file_than_the_one_that_was_signed_is_refused(place: PolicySite) -> None:
     policy = load_policy(site_text().encode(), "new", own.beside(own.FEWER))
-    arguments = policy_change.proposal_arguments(site_text(), None, place.in_force(), policy.digest, own.FEWER)
+    texts = policy_change.Texts(site_text(), custom_file=own.FEWER)
+    arguments = policy_change.proposal_arguments(texts, place.in_force(), policy.digest)
     people = place.people()
     signed = place.signs("alice", signed_files.PROPOSE, arguments, place.now + timedelta(hours=4))
-    path, proposal = policy_change.write_proposal(
-        place.folder / signed_files.PROPOSALS, site_text(), None, signed, people, own.FEWER
-    )
+    path, proposal = policy_change.write_proposal(place.folder / signed_files.PROPOSALS, texts, signed, people)
     assert proposal.policy(None).digest == policy.digest
     good = path.read_bytes()
     for changed in (good.replace(b"{4}", b"{9}"), good.replace(json.dumps(own.FEWER).encode(), b"null")):

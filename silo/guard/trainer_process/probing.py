@@ -95,8 +95,8 @@ class Controls:
 
     def _unproven(self, probe: str, result: Mapping[str, Any]) -> set[str]:
         """The families in which nothing is proven; both where nothing is proven at all and no address is named."""
-        told = result.get("silent")
-        silent = {each for each in told if isinstance(each, str)} if isinstance(told, list) else set()
+        listed = result.get("silent")
+        silent = {each for each in listed if isinstance(each, str)} if isinstance(listed, list) else set()
         heard = {family for each in silent if (family := family_of(each))}
         known = silent.intersection(self.as_text().get(_CONTROL_OF.get(probe, ""), []))
         proven = {family for each in known if (family := family_of(each))}
@@ -320,7 +320,7 @@ def probe_fields(config: SiloConfig, guard_process: int) -> dict[str, Any]:
         "key_paths": [str(path) for path in keys],
         "control_socket": str(config.control.socket),
     }
-    if config.trainer.address.startswith("unix:"):
+    if config.trainer.unix_path is not None:
         fields["guard_pid"] = guard_process
     return fields
 
@@ -378,8 +378,8 @@ def controls(config: SiloConfig) -> Controls:
     trainer = config.trainer
     if trainer.launch == "child" or trainer.isolation == "waived":
         return NO_CONTROLS
-    same_machine = trainer.address.startswith("unix:")
-    addresses = candidates(*host_and_port(config.coordinator.first_hop), same_machine=same_machine)
+    place = host_and_port(config.coordinator.first_hop)
+    addresses = candidates(*place, same_machine=trainer.unix_path is not None)
     return addresses.and_also(named(trainer.must_not_reach)).still_answering()
 
 

@@ -224,7 +224,7 @@ class Supervisor:
             scratch.mkdir(exist_ok=True, mode=0o700)
             self.state.isolation = probing.best_level() if trainer.isolation == "auto" else trainer.isolation
             self._start_rollout(self.state.isolation, never)
-            self._process = self._launch(self.state.isolation, Path(trainer.address.partition(":")[2]), scratch, never)
+            self._process = self._launch(self.state.isolation, scratch, never)
         else:
             self._start_rollout("waived" if trainer.isolation == "waived" else "container", never)
             _log.info(
@@ -285,8 +285,8 @@ class Supervisor:
             "screen_index": None if screen_index is None else dict(screen_index),
         }
 
-    def _launch(self, level: str, socket_path: Path, scratch: Path, never: Sequence[Path]) -> subprocess.Popen[bytes]:
-        config = self._config
+    def _launch(self, level: str, scratch: Path, never: Sequence[Path]) -> subprocess.Popen[bytes]:
+        config, socket_path = self._config, self._config.trainer.unix_path
         trainer_link.log_of(config).parent.mkdir(exist_ok=True, mode=0o700)
         self._log_file = trainer_link.log_of(config).open("ab")
         self._log_begins = self._log_file.tell()
@@ -312,7 +312,7 @@ class Supervisor:
                 level=level,
                 readable=readable,
                 writable=[scratch, *([self._rollout.adapters] if self._rollout else [])],
-                socket_dir=socket_path.parent,
+                socket_dir=socket_path.parent if socket_path is not None else None,
                 env=trainer_environment(os.environ, threads=config.threads, scratch=scratch),
                 never=never,
                 accelerators=config.trainer.devices != "cpu",

@@ -41,10 +41,10 @@ def listen(config: SiloConfig) -> Listener:
         NotFoundError, NotAllowedError: the guard's link certificate or key is missing or wrong.
     """
     trainer = config.trainer
-    if trainer.address.startswith("tls:"):
+    if trainer.unix_path is None:
         return Listener(trainer.address, user_ids=frozenset(), tls=link_tls(config))
     users = allowed_users(config)
-    folder = _socket_path(config).parent
+    folder = trainer.unix_path.parent
     # Another user must be able to pass through to the socket, not to list the folder.
     folder.mkdir(parents=True, exist_ok=True, mode=0o700 if users == {os.getuid()} else 0o711)
     return Listener(trainer.address, user_ids=users)
@@ -91,7 +91,7 @@ def start_command(config: SiloConfig) -> str:
     trainer = config.trainer
     python = trainer.python or Path(sys.executable)
     command = f"{python} -P -m silo.trainer.worker --address {trainer.address}"
-    if trainer.address.startswith("tls:"):
+    if trainer.unix_path is None:
         name = trainer.name or "trainer"
         command += f" --certificate {name}.crt --key {name}.key --site-ca site_ca.crt"
     return command
@@ -136,7 +136,7 @@ def check(config: SiloConfig) -> str:
     Raises:
         UsageError, NotFoundError, NotAllowedError, OperationError: why it cannot.
     """
-    if config.trainer.address.startswith("tls:"):
+    if config.trainer.unix_path is None:
         link = link_tls(config)
         Listener(config.trainer.address, user_ids=frozenset(), tls=link).close()
         whom = f"trainer/{config.trainer.name}" if config.trainer.name else "any trainer"
@@ -145,12 +145,8 @@ def check(config: SiloConfig) -> str:
             f"{whom} of site {link.own.site} may connect"
         )
     users = allowed_users(config)
-    _check_passage(_socket_path(config).parent, users)
+    _check_passage(config.trainer.unix_path.parent, users)
     return f"{config.trainer.address}; {' or '.join(map(user_name, sorted(users)))} may connect"
-
-
-def _socket_path(config: SiloConfig) -> Path:
-    return Path(config.trainer.address.partition(":")[2])
 
 
 def _check_passage(folder: Path, users: frozenset[int]) -> None:
