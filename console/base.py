@@ -46,7 +46,7 @@ from console.actions import (
 )
 from console.feed import Feed, Person, Signer, Source, boot_seconds
 from console.lock import BURST, BURST_SECONDS, KeyFiles, KeyGate, Outcome, Signing
-from console.orders import Order, why_not_release
+from console.orders import Order
 from console.recording import NEVER_RECORDED, Replay
 from console.terminal import LetsThrough, forget_pinned_size, run_to_the_end
 from console.theme import THEMES, draw_without_colour
@@ -151,8 +151,7 @@ class TextLine(Input):
 class Remembered:
     """Answers of one daemon by key, with the question that they are to and when they came."""
 
-    _answers: dict[str, tuple[Question, Any, float]] = field(default_factory=dict)
-    _sizes: dict[str, int] = field(default_factory=dict)  # bytes, of the same keys
+    _answers: dict[str, tuple[Question, Any, float, int]] = field(default_factory=dict)  # the last: its size in bytes
     _site: str = ""
     _whose: tuple[object, ...] = ()
 
@@ -166,7 +165,7 @@ class Remembered:
         """
         whose = (type(snapshot.state), snapshot.state.federation) if snapshot.state is not None else self._whose
         if snapshot.site != self._site or whose != self._whose:
-            self._answers, self._sizes, self._site, self._whose = {}, {}, snapshot.site, whose
+            self._answers, self._site, self._whose = {}, snapshot.site, whose
         if snapshot.link.state != "disconnected":
             for key in wanted.keys() & snapshot.answered_at.keys() & snapshot.answers.keys() if keep else ():
                 if wanted[key][0] in NEVER_RECORDED:
@@ -182,25 +181,19 @@ class Remembered:
             return snapshot
         return replace(
             snapshot,
-            answers={**snapshot.answers, **{key: value for key, (_, value, _) in known.items()}},
-            answered_at={**snapshot.answered_at, **{key: at for key, (_, _, at) in known.items()}},
+            answers={**snapshot.answers, **{key: value for key, (_, value, _, _) in known.items()}},
+            answered_at={**snapshot.answered_at, **{key: at for key, (_, _, at, _) in known.items()}},
         )
 
     def _keep(self, key: str, question: Question, answer: Any, at: float) -> None:
         """Keep this as the newest entry; drop the oldest while there are too many or they are too large."""
         known = self._answers.pop(key, None)
-        size = self._sizes.pop(key, 0)
-        if known is None or known[2] != at:
-            size = len(json.dumps(answer))
+        size = known[3] if known is not None and known[2] == at else len(json.dumps(answer))
         if size > BYTES_MAX:
             return
-        self._answers[key], self._sizes[key] = (question, answer, at), size
-        total = sum(self._sizes.values())
-        for oldest in list(self._answers):
-            if len(self._answers) <= ANSWERS_MAX and total <= BYTES_MAX:
-                break
-            total -= self._sizes.pop(oldest)
-            del self._answers[oldest]
+        self._answers[key] = question, answer, at, size
+        while len(self._answers) > ANSWERS_MAX or sum(size for *_, size in self._answers.values()) > BYTES_MAX:
+            del self._answers[next(iter(self._answers))]  # the oldest
 
 
 class Arrived(Message):
@@ -378,12 +371,6 @@ class Console(LetsThrough):
     def contexts_to_go(self, *, each: bool) -> list[Entry]:
         """Return the other daemons that this console may be attached to, for `:`, and with `each` for the palette."""
         return []
-
-    def why_not(self, release: Release, *, approve: bool) -> str:
-        """Why this person cannot answer this release now, or nothing."""
-        if why := self.signing.why_not(self.snapshot.site):
-            return why
-        return why_not_release(release, self.snapshot, self.lock.person, self.now(), approve=approve)
 
     def why_not_send(self, order: Order) -> str:
         """Why this person cannot give this order now, or nothing."""

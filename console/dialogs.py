@@ -70,14 +70,18 @@ TYPED_SECONDS_MIN = 0.02
 FASTER_THAN_HANDS = "keys came faster than hands type: type the word"
 
 
-class TypedWord(Input):
-    """The word that confirms, typed by hand: no paste, no clipboard, no run of keys that a terminal made of one."""
-
-    _typed_at = -inf
+class NoPaste(Input):
+    """A field into which a paste does nothing."""
 
     def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()
         event.stop()
+
+
+class TypedWord(NoPaste):
+    """The word that confirms, typed by hand: no paste, no clipboard, no run of keys that a terminal made of one."""
+
+    _typed_at = -inf
 
     def action_paste(self) -> None:
         """The clipboard is no typing either."""
@@ -220,9 +224,12 @@ class OrderDialog(ModalScreen[Order | None]):
 
     def lines(self, name: str) -> Lines:
         """The widget of `what`, `ask` or `why`, with its lines in it: nobody ever sees a dialog without its effect."""
-        widget, cells = Lines(id=name), self._cells
-        widget.draw({"what": lambda: self.what(cells), "ask": self.asked}.get(name, lambda: self._why(cells))())
+        widget = Lines(id=name)
+        widget.draw(self._rows(name))
         return widget
+
+    def _rows(self, name: str) -> list[Line]:
+        return self.what(self._cells) if name == "what" else self.asked() if name == "ask" else self._why(self._cells)
 
     @property
     def _cells(self) -> int:
@@ -243,10 +250,8 @@ class OrderDialog(ModalScreen[Order | None]):
     def redraw(self) -> None:
         if not self.is_mounted:
             return
-        cells = self._cells
-        self.query_one("#what", Lines).draw(self.what(cells))
-        self.query_one("#ask", Lines).draw(self.asked())
-        self.query_one("#why", Lines).draw(self._why(cells))
+        for name in ("what", "ask", "why"):
+            self.query_one(f"#{name}", Lines).draw(self._rows(name))
         for button in self.query("#confirm"):
             button.disabled = bool(self.why_not()) or not self.word_fits()
 
@@ -636,24 +641,6 @@ def things_to_do(fed: Console) -> list[Entry]:
     )  # fmt: skip
 
 
-class ChooseLine(Input):
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "older", show=False),
-        Binding("down", "newer", show=False),
-    ]
-
-    def _on_paste(self, event: events.Paste) -> None:
-        """A paste is no choice."""
-        event.prevent_default()
-        event.stop()
-
-    def action_older(self) -> None:
-        cast("ChooseDialog", self.screen).step(-1)
-
-    def action_newer(self) -> None:
-        cast("ChooseDialog", self.screen).step(1)
-
-
 class ChooseDialog(ModalScreen[None]):
     """Args:
     title: of the box.
@@ -670,7 +657,11 @@ class ChooseDialog(ModalScreen[None]):
         &.-ascii #box { border: ascii $accent; }
     }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", show=False),
+        Binding("up", "step(-1)", show=False),
+        Binding("down", "step(1)", show=False),
+    ]
 
     def __init__(
         self,
@@ -694,12 +685,12 @@ class ChooseDialog(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="box") as box:
             box.border_title = self.fed.title_of(self._title)
-            yield ChooseLine(max_length=TYPED_CHARACTERS_MAX)
+            yield NoPaste(max_length=TYPED_CHARACTERS_MAX)
             yield Lines(id="found")
 
     def on_mount(self) -> None:
         self.set_class(self.fed.ascii_only, "-ascii")
-        self.query_one(ChooseLine).focus()
+        self.query_one(NoPaste).focus()
         self.redraw()
 
     def on_screen_resume(self) -> None:
@@ -709,7 +700,7 @@ class ChooseDialog(ModalScreen[None]):
         self.redraw()
 
     def found(self) -> list[Entry]:
-        return self._find(self.query_one(ChooseLine).value, self._entries)
+        return self._find(self.query_one(NoPaste).value, self._entries)
 
     def redraw(self) -> None:
         if not self.is_mounted:
@@ -731,9 +722,9 @@ class ChooseDialog(ModalScreen[None]):
             rows.append(line((f"  and {len(found) - first - most} more", "dim")))
         self.query_one("#found", Lines).draw(rows)
 
-    def step(self, steps: int) -> None:
+    def action_step(self, steps: int) -> None:
         if self._history is not None:
-            field = self.query_one(ChooseLine)
+            field = self.query_one(NoPaste)
             field.value = self._history.back() if steps < 0 else self._history.forth()
             field.cursor_position = len(field.value)
         else:
@@ -756,7 +747,7 @@ class ChooseDialog(ModalScreen[None]):
 
     def choose(self) -> None:
         """Carry out the marked entry once the dialog is closed."""
-        text, found = self.query_one(ChooseLine).value.strip(), self.found()
+        text, found = self.query_one(NoPaste).value.strip(), self.found()
         if not found or (self._history is not None and not text):
             return
         if self._history is not None:

@@ -292,7 +292,9 @@ class ReleaseAnswer(ReleaseOrder):
     approve: bool = field(kw_only=True)
 
     def why_not(self, snapshot: Snapshot, person: str, now: float) -> str:
-        return why_not_release(self.release, snapshot, person, now, approve=self.approve)
+        if self.approve and person in self.release.given:
+            return f"{person} approved it already; nobody counts twice"
+        return why_not_answer(self.release, snapshot, now, approve=self.approve)
 
     def told(self, person: str, result: Mapping[str, Any]) -> str:
         record = record_text(result)
@@ -301,13 +303,6 @@ class ReleaseAnswer(ReleaseOrder):
         given = result.get("given")
         count = f" {len(given)} of {result.get('needed')} approvals;" if isinstance(given, list) else ""
         return f"approved by {person};{count} now {came_to(result.get('state'))}{record}"
-
-
-def why_not_release(release: Release, snapshot: Snapshot, person: str, now: float, *, approve: bool) -> str:
-    """Why somebody who may sign cannot answer this release now, or nothing."""
-    if approve and person in release.given:
-        return f"{person} approved it already; nobody counts twice"
-    return why_not_answer(release, snapshot, now, approve=approve)
 
 
 def approval(release: Release) -> ReleaseAnswer:

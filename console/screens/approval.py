@@ -20,7 +20,7 @@ from console.actions import Context, title_of
 from console.base import Lines, ScrolledScreen, TextDialog
 from console.dialogs import ConfirmDialog, DeferDialog, OrderDialog
 from console.lock import Outcome
-from console.orders import Order, PayloadReading, choices, payload_reading
+from console.orders import Order, PayloadReading, approval, choices, payload_reading, rejection
 from console.screens.approvals import HistoryScreen
 from fedsilo.control.answers import Comparison, HeldPayload, read
 from fedsilo.views import overview, releases
@@ -326,7 +326,7 @@ class ApprovalScreen(ScrolledScreen):
             return "it was answered here"
         if self._busy:
             return "an answer is on its way"
-        if why := self.fed.why_not(self.shown, approve=approve):
+        if why := self.fed.why_not_send((approval if approve else rejection)(self.shown)):
             return why
         body = self.body
         if self.too_small or (body.max_scroll_y > 0 and body.scroll_y < body.max_scroll_y and not self._read_to_end):

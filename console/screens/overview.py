@@ -155,6 +155,10 @@ class OverviewScreen(OrderingScreen):
                 yield Lines(id="needs-box", classes="box")
                 yield Lines(id="side-events-box", classes="box")
 
+    @property
+    def needs(self) -> list[overview.Need]:
+        return overview.needs_of(self.fed.snapshot, self.fed.now())
+
     # ---- drawing -----------------------------------------------------------------------------------
 
     def notices(self, cells: int) -> list[Line]:
@@ -172,7 +176,7 @@ class OverviewScreen(OrderingScreen):
         fed, stale = self.fed, self.greyed
         snapshot, now, glyphs = fed.snapshot, fed.now(), fed.glyphs
         width, height = self.app.size
-        needs = overview.needs_of(snapshot, now)
+        needs = self.needs
         self._pin([need.key for need in needs])
         wide = width >= 140
         strip = self.query_one("#strip", Lines)
@@ -211,7 +215,7 @@ class OverviewScreen(OrderingScreen):
 
     def keys(self) -> Line:
         fed = self.fed
-        opens = any(need.release for need in overview.needs_of(fed.snapshot, fed.now()))
+        opens = any(need.release for need in self.needs)
         keys = " enter Open  n Next  " if opens else " "
         lock = "" if fed.read_only else "L Lock  " if fed.lock.open else "L Unlock  "
         leave = "? Help  ctrl+q Quit"
@@ -236,29 +240,28 @@ class OverviewScreen(OrderingScreen):
         self._selected = keys[0] if keys else ""
 
     def action_move(self, step: int) -> None:
-        keys = [need.key for need in overview.needs_of(self.fed.snapshot, self.fed.now())]
+        keys = [need.key for need in self.needs]
         if self._selected in keys:
             self._selected = keys[max(0, min(keys.index(self._selected) + step, len(keys) - 1))]
         self.redraw()
 
     def select_next(self, after: str = "") -> None:
         """To the need after the one under the cursor, or after another; the last is followed by the first."""
-        keys = [need.key for need in overview.needs_of(self.fed.snapshot, self.fed.now())]
+        keys = [need.key for need in self.needs]
         present = after or self._selected
         if present in keys:
             self._selected = keys[(keys.index(present) + 1) % len(keys)]
         self.redraw()
 
     def selected(self) -> overview.Need | None:
-        needs = overview.needs_of(self.fed.snapshot, self.fed.now())
-        return next((need for need in needs if need.key == self._selected), None)
+        return next((need for need in self.needs if need.key == self._selected), None)
 
     def halted_kind(self) -> str:
         """Return the kind of the selected need, or the halted kind where there is only one."""
         need = self.selected()
         if need is not None and need.halted:
             return need.halted
-        halted = [each.halted for each in overview.needs_of(self.fed.snapshot, self.fed.now()) if each.halted]
+        halted = [each.halted for each in self.needs if each.halted]
         return halted[0] if len(halted) == 1 else ""
 
     def action_open(self) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from console.app import FedConsole, screen_text
 from console.base import Arrived
 from console.feed import Store, connect_to
+from console.orders import approval
 from console.recording import RecordingFile, Replay
 from fedsilo.cli.console import app, theme_named
 from fedsilo.control.client import Snapshot as Reading
@@ -134,7 +135,7 @@ async def test_the_console_of_a_replay_says_so_pauses_and_unlocks_nothing(tmp_pa
         await pilot.press("L")
         now[0] += 1.0
         console.settle_keys()
-        assert not console.lock.open and "read-only" in console.why_not(store.snapshot.held[0], approve=True)
+        assert not console.lock.open and "read-only" in console.why_not_send(approval(store.snapshot.held[0]))
 
 
 def test_a_theme_may_be_named_without_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from console.app import Attachment, ContextConsole, is_production
 from console.base import Arrived, FedScreen
 from console.dialogs import ChooseDialog
 from console.lock import KeyFiles
+from console.orders import approval
 from console.screens.approval import ApprovalScreen
 from console.screens.outbox import OutboxScreen
 from console.screens.overview import OverviewScreen
@@ -84,7 +85,7 @@ async def test_nothing_of_the_former_daemon_is_left(monkeypatch: pytest.MonkeyPa
         await desk.go("ctx preview")
         assert app.here is ATTACHMENTS[1] and not app.lock.open
         assert [type(screen) for screen in app.screen_stack if isinstance(screen, FedScreen)] == [OverviewScreen]
-        assert app.why_not(shown.shown, approve=True) and app.banner[1] == ("[preview]", "accent")
+        assert app.why_not_send(approval(shown.shown)) and app.banner[1] == ("[preview]", "accent")
         assert app.signing.signer is ATTACHMENTS[1].signer and app.signing.site == "hospital_b"
         assert app.snapshot.state is None and app.snapshot.answers == {} and app.snapshot.events == ()
         assert "hospital_a" not in desk.text and desk.text.startswith(" [preview]")
