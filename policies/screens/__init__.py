@@ -67,16 +67,12 @@ class Material:
     canaries: tuple[str, ...] = ()
 
 
-def never() -> bool:
-    return False
-
-
 def screen_texts(
     definitions: TextScreens,
     names: Sequence[ScreenName],
     material: Material,
     texts: Sequence[str],
-    time_is_over: Callable[[], bool] = never,
+    time_is_over: Callable[[], bool] = lambda: False,
 ) -> list[Hit]:
     """Hits of every named screen in every text, by screen in the order of the names and by text.
 
@@ -92,25 +88,21 @@ def screen_texts(
         ScreenFailed: a screen is not defined, or lacks its material, or its material does not fit its definition, or
             the time was over before the last one had run.
     """
-    read: list[list[Reading]] = []
-    for text in texts if set(names) - {"charset"} else ():
-        _in_time(time_is_over)
-        read.append(readings(text))
-    hits: list[Hit] = []
 
     def in_time() -> None:
-        _in_time(time_is_over)
+        if time_is_over():
+            raise ScreenFailed("the screens took longer than they may")
 
+    read: list[list[Reading]] = []
+    for text in texts if set(names) - {"charset"} else ():
+        in_time()
+        read.append(readings(text))
+    hits: list[Hit] = []
     for name in names:
-        _in_time(time_is_over)
+        in_time()
         for number, counts in enumerate(_counts(definitions, name, material, texts, read, in_time)):
             hits += [Hit(number, name, code, count) for code, count in sorted(counts.items())]
     return hits
-
-
-def _in_time(time_is_over: Callable[[], bool]) -> None:
-    if time_is_over():
-        raise ScreenFailed("the screens took longer than they may")
 
 
 def _counts(
@@ -172,23 +164,11 @@ def _overlaps(index: OverlapIndex, most: int, read: list[list[Reading]]) -> list
     return overlaps
 
 
-def _as_it_is(word: str) -> str:
-    return word
-
-
-def _reversed(word: str) -> str:
-    return word[::-1]
-
-
-def _rotated_backwards(word: str) -> str:
-    return rotated(word)[::-1]
-
-
 _SPELLINGS: tuple[tuple[str, Callable[[str], str]], ...] = (
-    ("", _as_it_is),
-    ("reversed", _reversed),
+    ("", lambda word: word),
+    ("reversed", lambda word: word[::-1]),
     ("rot13", rotated),
-    ("rot13", _rotated_backwards),
+    ("rot13", lambda word: rotated(word)[::-1]),
 )
 
 
@@ -254,7 +234,7 @@ def screen(
     names: Sequence[ScreenName],
     texts: Sequence[str],
     material: Material,
-    time_is_over: Callable[[], bool] = never,
+    time_is_over: Callable[[], bool] = lambda: False,
 ) -> Screened:
     """Run the named screens over every text. Never raises for what a text or the material holds: a failure denies.
 
