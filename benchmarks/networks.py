@@ -67,14 +67,14 @@ def measured(payload_bytes: float, age_seconds: float, megabits: float) -> dict[
             allowed = place.allowed()
             started, connections = time.perf_counter(), 1
             try:
-                reply = place.bench.gate.transmit(allowed).reply
+                reply = place.bench.gate.transmit(allowed)
             except UnreachableError:
                 reply = None
             while reply is None:
                 [item] = place.bench.ledger.outbox("allowed")
                 connections += 1
                 try:
-                    reply = place.bench.gate.retry(item).reply
+                    reply = place.bench.gate.retry(item)
                 except UnreachableError:
                     continue
             seconds = time.perf_counter() - started

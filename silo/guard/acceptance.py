@@ -83,9 +83,6 @@ class Verdicts:
         """Return True if both are about the same prompts, as far as this process can see: it knows no prompt."""
         return (self.groups, self.samples) == (other.groups, other.samples)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Verdicts:
         return Verdicts(tuple(value["groups"]), tuple(value["correct"]), int(value["samples"]))
@@ -158,7 +155,7 @@ class _Adapter:
         return max(self.row.round - 1, 0)
 
     def to_json(self) -> dict[str, Any]:
-        return {**to_json(self.row), "verdicts": {name: each.to_json() for name, each in self.verdicts.items()}}
+        return {**to_json(self.row), "verdicts": {name: asdict(each) for name, each in self.verdicts.items()}}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> _Adapter:

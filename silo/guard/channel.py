@@ -165,12 +165,6 @@ class GrpcChannel:
             self._channel.close()
             self._channel = None
 
-    def renew(self) -> None:
-        """Connect anew with the next message, for a new certificate."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-
     def _connect(self) -> grpc.Channel:
         try:
             credentials = grpc.ssl_channel_credentials(

@@ -83,7 +83,7 @@ class CoordinatorClient:
     Args:
             site: what hello says.
             gate: the way out.
-            witnessing: our part in the exchange of checkpoints.
+            witnessing: our part in the exchange of checkpoints; an attribute too.
             code_sha256: hash of the program that runs here.
             monotonic: seconds.
             compare: is told the coordinator's signed time, and the seconds in which it was signed.
@@ -104,7 +104,7 @@ class CoordinatorClient:
     ) -> None:  # fmt: skip
         self._site = site
         self._gate, self._judge = gate, gate.judge
-        self._witnessing = witnessing
+        self.witnessing = witnessing
         self._code_sha256 = code_sha256
         self._compare = compare
         self._monotonic = monotonic
@@ -280,7 +280,7 @@ class CoordinatorClient:
         """
         if self.carrier is not None and not self.carrier.open:
             return  # the next export shows our log as it is then
-        sent = self._witnessing.message(same=same)
+        sent = self.witnessing.message(same=same)
         self.checkpoints_wait, self._witnessed_at = False, self._monotonic()
         if not same:
             self._shown_at, self._between_rounds = self._witnessed_at, True
@@ -288,26 +288,17 @@ class CoordinatorClient:
         answer = self.say(Place("", 0, 0, "control.checkpoint"), sent)
         if isinstance(answer.body, pb.Checkpoint):
             self.witnessed(answer.body)
-            if (signed := self._witnessing.signed_time(answer.body)) is not None:
+            if (signed := self.witnessing.signed_time(answer.body)) is not None:
                 self._compare(signed, self._monotonic() - asked_at)
 
     def witnessed(self, answer: pb.Checkpoint) -> None:
         """Take in what the coordinator answered to our checkpoint."""
-        self._witnessing.take_in(answer)
+        self.witnessing.take_in(answer)
         self.count_witnesses()
-
-    @property
-    def shown_size(self) -> int:
-        """Size of our log, as the coordinator was last shown it."""
-        return self._witnessing.shown_size
-
-    def was_shown(self, size: int) -> None:
-        """A file that was written before a restart showed our log as it was then; who countersigned that counts."""
-        self._witnessing.was_shown(size)
 
     def count_witnesses(self) -> None:
         """Tell the rules how many parties have countersigned our log."""
-        self._judge.view = self._judge.view.witnessed(self._witnessing.count())
+        self._judge.view = self._judge.view.witnessed(self.witnessing.count())
 
     def witness_round(self, number: int) -> None:
         """A round is over: show the log as it is, as often as the policy asks."""
@@ -325,11 +316,11 @@ class CoordinatorClient:
             whether to wait for more of them first. Not longer than a while: then the next round is not opened here.
         """
         now = self._monotonic()
-        wanting = self._between_rounds and self._judge.view.round > 0 and not self._witnessing.enough
+        wanting = self._between_rounds and self._judge.view.round > 0 and not self.witnessing.enough
         rested = seconds_between(self._witnessed_at, now) >= RELAY_SECONDS
-        if (self.checkpoints_wait or self._witnessing.owes or wanting) and rested:
+        if (self.checkpoints_wait or self.witnessing.owes or wanting) and rested:
             self.witness(same=True)
-            wanting = wanting and not self._witnessing.enough
+            wanting = wanting and not self.witnessing.enough
         waits = wanting and now - self._shown_at < WITNESS_WAIT_SECONDS
         if waits:
             self.retry_at = now + RELAY_SECONDS
@@ -392,8 +383,8 @@ class Witnessing:
         self._now_seconds = now_seconds
         # After a restart nobody knows what had arrived; to say it again does no harm.
         self._owed = audit.countersigned(self.peers)
-        self._said: set[str] = set()
-        self._told: set[tuple[str, str]] = set()
+        self._included: set[str] = set()
+        self._recorded: set[tuple[str, str]] = set()
 
     @property
     def coordinator(self) -> str:
@@ -416,11 +407,11 @@ class Witnessing:
             same: show the checkpoint that was shown last.
         """
         message = self._audit.offer(self.coordinator, same=same)
-        peers, self._said = frozenset(self.peers), set[str]()
+        peers, self._included = frozenset(self.peers), set[str]()
         for peer, note in sorted(self._owed.items()):
             if peer in peers and message.ByteSize() + len(note.encode()) <= MESSAGE_BYTES_MAX:
                 message.countersigned.append(note)
-                self._said.add(peer)
+                self._included.add(peer)
         return message
 
     def take_in(self, answer: pb.Checkpoint) -> None:
@@ -432,7 +423,7 @@ class Witnessing:
         """
         self._audit.take(answer, self.coordinator)
         peers = frozenset(self.peers)  # what `message` said has arrived
-        self._owed = {peer: note for peer, note in self._owed.items() if peer in peers and peer not in self._said}
+        self._owed = {peer: note for peer, note in self._owed.items() if peer in peers and peer not in self._included}
         for shown in answer.peers:
             self._follow(shown)
         for note in answer.countersigned:
@@ -460,10 +451,10 @@ class Witnessing:
             if note:
                 self._owed[peer] = note
         except TwoHistories as error:
-            self._tell(peer, error)
+            self._record_refused(peer, error)
             _log.critical("%s; %s", error.message, error.hint)
         except (VerificationError, NotAllowedError) as error:
-            if self._tell(peer, error):
+            if self._record_refused(peer, error):
                 _log.warning("the log of %s is not countersigned: %s", peer or "a silo", error.message)
 
     def key_of(self, peer: str, certificate_pem: str) -> Ed25519PublicKey | None:
@@ -490,12 +481,12 @@ class Witnessing:
             raise NotAllowedError(f"the certificate shown for {peer} is of {identity.spiffe_id}")
         self._audit.pin_peer(peer, identity.signing_public_key)
 
-    def _tell(self, peer: str, error: VerificationError | NotAllowedError) -> bool:
+    def _record_refused(self, peer: str, error: VerificationError | NotAllowedError) -> bool:
         """Record that a log was not countersigned; each cause once a start, since it comes with every exchange."""
         known = peer if peer in self.peers else ""
-        if (known, error.code) in self._told:
+        if (known, error.code) in self._recorded:
             return False
-        self._told.add((known, error.code))
+        self._recorded.add((known, error.code))
         self._audit.append(
             "ingress.decision",
             kind="control.checkpoint",

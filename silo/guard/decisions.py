@@ -78,7 +78,7 @@ from policies.message import Requests, Screened
 from policies.model import Policy, ScreenName
 from policies.schema import LoraSchema
 from silo.guard.adapters import AdapterStore
-from silo.guard.ledger import UNWRITABLE, Ledger, OutboxItem, Release
+from silo.guard.ledger import UNWRITABLE, Ledger, OutboxItem
 from silo.guard.messages import Allowed, Denied, Original
 from silo.guard.screens import Screens
 from silo.sampling import Training
@@ -410,27 +410,17 @@ class SiteView:
         return self.adapters.tensors(view.last_adapter)
 
 
-def context_of(
-    site: SiteView,
-    view: RunView,
-    message: Message,
-    *,
-    now_seconds: float,
-    expected_sender: str,
-    graded: tuple[tuple[bool | None, ...], tuple[int, ...]] | None = None,
-    screened: Screened | None = None,
-) -> Context:
-    """The engine's context for one message.
+def context_of(site: SiteView, view: RunView, message: Message, readings: Readings, *, now_seconds: float) -> Context:
+    """Return the engine's context for one message.
 
     Args:
         site: of this daemon.
         view: of the run.
-        now_seconds: UTC, never going back.
-        expected_sender: whose message it must be.
         message: its round says which adapter an evaluation must name, its step which rows are asked for.
-        graded: own verdicts and token counts, for a message with answers; without a verdict one is not right.
-        screened: what own screens found in the same answers.
+        readings: of its texts; an answer without a verdict is not right.
+        now_seconds: UTC, never going back.
     """
+    graded = readings.graded
     rows, open_step = view.steps, view.open_step
     if view.plan is not None and view.plan.exchange == "round_end":
         # Donors come with the opening and answers leave at the end, those of all steps together.
@@ -438,7 +428,7 @@ def context_of(
         open_step = message.place.step if message.place.step in rows else 0
     return Context(
         now_seconds=now_seconds,
-        expected_sender=expected_sender,
+        expected_sender=site.spiffe_id if message.direction == "egress" else site.coordinator_id,
         silo=site.spiffe_id.rpartition("/")[2],
         plan=view.plan,
         schema=site.schema,
@@ -460,7 +450,7 @@ def context_of(
         token_counts=graded[1] if graded else None,
         asked=view.asked,
         usable_records=view.usable_records,
-        screened=screened,
+        screened=readings.screened,
         records=view.training.records if view.training else None,
         epochs=view.training.epochs if view.training else None,
         steps=view.training.steps if view.training else None,
@@ -537,11 +527,6 @@ class Judge:
         body, tensors = parsed(place.kind, payload, OUTBOUND_KINDS)
         return Message("egress", place, self.site.spiffe_id, len(payload), body, tensors)
 
-    def read_again(self, place: Place, payload: Buffer) -> tuple[Message, Readings]:
-        """Screen bytes that were judged already, for people: nothing is decided or counted by it."""
-        message = self.outbound(place, payload)
-        return message, self.screened(message, Readings())
-
     def screen_troubles(self) -> list[str]:
         """Return why a screen that the policy names cannot run here; while it cannot, its kind is denied."""
         return self._screens.troubles(self.policy)
@@ -571,11 +556,7 @@ class Judge:
         if readings.measured is not None:
             facts: Facts = {**readings.measured, "stage": stage}
         else:
-            sender = self.site.spiffe_id if message.direction == "egress" else self.site.coordinator_id
-            context = context_of(
-                self.site, self.view, message, now_seconds=self.now(), expected_sender=sender, graded=readings.graded,
-                screened=readings.screened,
-            )  # fmt: skip
+            context = context_of(self.site, self.view, message, readings, now_seconds=self.now())
             facts = measure(message, context, stage=stage)
         return facts, decide(facts, self.policy, self.book.view(facts, approvals))
 
@@ -733,6 +714,21 @@ class Judge:
         with self.halting():
             return self._audit.append(event, **fields)
 
+    def record_denied(self, direction: str, kind: str, reason: str, **fields: Any) -> int:
+        """Record the refusal of a message that no rule judged, or whose judgement no record takes.
+
+        Args:
+            direction: egress or ingress.
+            kind: of the message; unknown where it is none.
+            reason: code of the cause.
+            fields: of the record besides.
+
+        Raises:
+            LogFullError, OperationError: not recorded.
+        """
+        event = f"{direction}.decision"
+        return self.record(event, kind=kind, decision="deny", reasons=[reason], direction=direction, **fields)
+
     def check_recorded(self) -> None:
         """Check that what was recorded is still on disk, at its path (P2); otherwise halt the gate.
 
@@ -823,15 +819,8 @@ class Outcomes:
         if kept:
             with self._judge.halting():
                 self._ledger.drop_payloads([kept])
-        self._judge.record(
-            "egress.decision",
-            kind=facts["kind"],
-            decision="deny",
-            reasons=[error.code],
-            direction="egress",
-            peer=self._judge.site.coordinator_id,
-            payload=dict(digests),
-        )
+        peer = self._judge.site.coordinator_id
+        self._judge.record_denied("egress", facts["kind"], error.code, peer=peer, payload=dict(digests))
         return Denied(overruled(decision, error.code, type(error).__name__), facts)
 
     def record(
@@ -881,9 +870,11 @@ class Outcomes:
             links = {"peer_event": body.record} if 0 < body.record <= COUNT_MAX else {}
             self.record("egress.acked", allowed, links=links)
         plan = self._judge.view.plan
-        if isinstance(body, pb.Ack) and plan is not None and plan.exchange == "round_end":
+        pooled = plan is not None and plan.exchange == "round_end" and allowed.kind == _ANSWERS
+        if isinstance(body, pb.Ack) and pooled:  # they may be in the next round's pool (`pool_stands`)
             with self._judge.halting():
-                remember_taken(self._ledger, allowed)
+                taken = f"{allowed.step}:{allowed.digest}"
+                self._ledger.remember_of_run(allowed.run, f"answers/{allowed.round}", taken)
         self.settle(allowed)
 
     def drop(self, item: OutboxItem, reasons: Sequence[str]) -> None:
@@ -948,12 +939,6 @@ class Outcomes:
 # ---- answers that the coordinator took (`exchange: round_end`, T20, T21) ------------------------------
 
 
-def remember_taken(ledger: Ledger, allowed: Allowed) -> None:
-    """The coordinator has taken a message of this silo; of answers, which they were. Raises OperationError."""
-    if allowed.kind == _ANSWERS:
-        ledger.remember_of_run(allowed.run, f"answers/{allowed.round}", f"{allowed.step}:{allowed.digest}")
-
-
 def pool_stands(transcript: Transcript, plan: Plan, ledger: Ledger, silo: str) -> bool:
     """Return True if a transcript's pool of donors can be: none but with `exchange: round_end` and before the second
     round; of the plan's silos; and of this one's own answers, if they are in it, all that the coordinator took.
@@ -983,48 +968,6 @@ def _given(ledger: Ledger, run: str, number: int) -> set[str]:
 
 
 # ---- fields of records -------------------------------------------------------------------------------
-
-
-def release_fields(
-    release: Release,
-    *,
-    person: str = "",
-    fingerprint: str = "",
-    acknowledged: Sequence[str] = (),
-    until: int = 0,
-    note: str = "",
-    order: Mapping[str, str] | None = None,
-    facts: str = "",
-) -> dict[str, Any]:
-    """Fields of a record about a held release: `approval.*` and `release.defer`.
-
-    Args:
-        release: which one.
-        person: who answered; empty where nobody did.
-        fingerprint: SHA-256 of that person's certificate.
-        acknowledged: ids of the findings that the person opened.
-        until: seconds since 1970, of a release that the person put off.
-        note: digest of what the person wrote to a no; the text itself is kept beside the log.
-        order: the person's signed command, as the log keeps it.
-        facts: digest of what the person was shown.
-    """
-    detail: dict[str, Any] = {"release": release.id, "expires_at": int(release.expires_at)}
-    if person:
-        detail |= {"person": person, "certificate": fingerprint}
-    if acknowledged:
-        detail["acknowledged"] = list(acknowledged)
-    if until:
-        detail["until"] = until
-    if note:
-        detail["note"] = note
-    if facts:
-        detail["facts"] = facts
-    return {
-        **release.place._asdict(),
-        "detail": detail,
-        "payload": release.recorded,
-        **orders_of(order or {}),
-    }
 
 
 def orders_of(*orders: Mapping[str, str]) -> dict[str, Any]:

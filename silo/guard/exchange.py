@@ -145,14 +145,8 @@ def take_in(item: Inbound, runs: RunManager, ledger: Ledger, judge: Judge) -> bo
     try:
         taken = runs.take_in(item)
     except RecordError as error:
-        judge.record(
-            "ingress.decision",
-            kind="unknown",
-            decision="deny",
-            reasons=[error.code],
-            direction="ingress",
-            peer=judge.policy.file.federation.coordinator,
-        )
+        peer = judge.policy.file.federation.coordinator
+        judge.record_denied("ingress", "unknown", error.code, peer=peer)
         raise PeerError(WireCode.MALFORMED, f"what came cannot be written down: {error.message}") from error
     if taken:
         ledger.acknowledge(item.sequence)
@@ -204,7 +198,7 @@ class FileExchange:
         self._stuck = False
         self.open = False
         if self._exports:
-            client.was_shown(self._exports[-1].get("shown_size", 0))
+            client.witnessing.was_shown(self._exports[-1].get("shown_size", 0))
         client.carrier = self
         client.joined = True  # as far as can be known here; hello is said with every export
 
@@ -260,7 +254,8 @@ class FileExchange:
 
     def _answered(self, place: tuple[str, int], answer: Inbound) -> None:
         """An answer to a message that left in a file."""
-        question = next((row for row in self._sent() if (row["run"], row["sequence"]) == place), None)
+        sent = (row for export in self._exports for row in export["messages"])
+        question = next((row for row in sent if (row["run"], row["sequence"]) == place), None)
         if isinstance(answer.body, pb.Checkpoint):
             self._client.witnessed(answer.body)
         if question is None:
@@ -282,9 +277,6 @@ class FileExchange:
             if isinstance(answer.body, pb.Refusal):
                 _log.warning("the coordinator refuses %s: %s", question["kind"], answer.body.code)
             self._keep_words(left)
-
-    def _sent(self) -> list[dict[str, Any]]:
-        return [row for export in self._exports for row in export["messages"]]
 
     # ---- files in ----------------------------------------------------------------------------------
 
@@ -387,7 +379,7 @@ class FileExchange:
             finally:
                 self.open = False
             rows = file.messages
-            export = {"written_at": written_at, "shown_size": self._client.shown_size, "messages": rows}
+            export = {"written_at": written_at, "shown_size": self._client.witnessing.shown_size, "messages": rows}
             self._exports = [*self._exports, export][-EXPORTS_REMEMBERED:]
             with self._judge.halting():
                 write_durably(self._exports_path, json.dumps(self._exports).encode(), mode=0o600)

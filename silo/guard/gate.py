@@ -23,6 +23,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.audit import polls
-from fedsilo.audit.polls import PollWindow, PollWindows
+from fedsilo.audit.polls import PollWindows
 from fedsilo.audit.record import RecordError
 from fedsilo.files.transfer_file import Header
 from fedsilo.protocol import codec
@@ -78,7 +79,6 @@ from silo.guard.messages import (
     IngressDenied,
     NotSent,
     Original,
-    Sent,
     Sink,
     TlsFiles,
 )
@@ -151,7 +151,7 @@ class Gate:
                 hint=offered.decision.explain()[:500],
                 code=reasons[0] if len(reasons) == 1 else "DENIED",
             )
-        return self.transmit(offered, wait_seconds=wait_seconds, into=into).reply
+        return self.transmit(offered, wait_seconds=wait_seconds, into=into)
 
     def offer(
         self,
@@ -291,21 +291,26 @@ class Gate:
         if content:
             with self.judge.halting():
                 archived = self._archive.keep(payload, digest)
-        windowed = not content and self._goes_in_window(message)
+        record = partial(self.judge.record_decision, facts, decision, digests, original=original, history=judged_by)
         try:
             if decision.verdict == "hold":
-                self.judge.record_decision(facts, decision, digests, original=original, history=judged_by)
+                record()
                 return Held(place, decision, facts, payload)
             # Counted first: a crash between the two writes costs a number, never lets an uncounted byte out.
             sequence = self.judge.count(facts, place.run)
-            if windowed:
-                window = self._window(facts, decision, digests, sequence, judged_by)
-                number = window.decision
-                return Allowed(place, payload, digest, number, sequence, window=window)
-            decision_seq = self.judge.record_decision(
-                facts, decision, digests, original=original, sequence=sequence, history=judged_by, archived=archived,
-                approvals=granted,
-            )  # fmt: skip
+            if not isinstance(self._channel, FileChannel) and polls.is_empty(place.kind, message.body):
+                # Many empty polls over a line share one record, which is on disk before the first of them leaves (P2).
+                window = self._windows.take(
+                    self.judge.site.coordinator_id,
+                    place.kind,
+                    run=place.run,
+                    policy=self.judge.policy.digest,
+                    now=self.judge.now(),
+                    sequence=sequence,
+                    decide=lambda permission: record(sequence=sequence, detail=permission),
+                )
+                return Allowed(place, payload, digest, window.decision, sequence, window=window)
+            decision_seq = record(sequence=sequence, archived=archived, approvals=granted)
         except RecordError as error:
             return self._outcomes.unrecorded(facts, decision, digests, error, kept=digest if content else "")
         outbox_id = None
@@ -315,32 +320,12 @@ class Gate:
                 outbox_id = self._ledger.keep_until_sent(item)
         return Allowed(place, payload, digest, decision_seq, sequence, 0, outbox_id)
 
-    def _goes_in_window(self, message: Message) -> bool:
-        """Return whether a message is an empty poll over a line, which many of share one record."""
-        return not isinstance(self._channel, FileChannel) and polls.is_empty(message.place.kind, message.body)
-
-    def _window(
-        self, facts: Facts, decision: Decision, digests: Mapping[str, Any], sequence: int, judged_by: dict[str, Any]
-    ) -> PollWindow:
-        """The window that an allowed poll goes under; a new one is on record when this returns (P2)."""
-        return self._windows.take(
-            self.judge.site.coordinator_id,
-            facts["kind"],
-            run=facts["run"],
-            policy=self.judge.policy.digest,
-            now=self.judge.now(),
-            sequence=sequence,
-            decide=lambda permission: self.judge.record_decision(
-                facts, decision, digests, sequence=sequence, history=judged_by, detail=permission
-            ),
-        )
-
     def close_windows(self) -> None:
         """Record how many polls left under the decisions on record. Raises as `record`."""
         self._windows.close()
 
-    def transmit(self, allowed: Allowed, *, wait_seconds: float = 0.0, into: Sink | None = None) -> Sent:
-        """Send what was allowed, record the outcome, let the answer in.
+    def transmit(self, allowed: Allowed, *, wait_seconds: float = 0.0, into: Sink | None = None) -> Inbound:
+        """Send what was allowed, record the outcome, let the answer in and return it.
 
         Raises:
             UnreachableError, NotAllowedError, OperationError: not known to have arrived (recorded as indeterminate), or
@@ -382,9 +367,9 @@ class Gate:
         if allowed.window is not None and isinstance(inbound.body, pb.Refusal):
             allowed.window.refused += 1
         self._outcomes.answered(allowed, inbound.body)
-        return Sent(inbound)
+        return inbound
 
-    def transmit_in_turn(self, allowed: Allowed) -> Sent:
+    def transmit_in_turn(self, allowed: Allowed) -> Inbound:
         """Send what was just allowed, unless something that was allowed before it still waits: content leaves in the
         order in which it was allowed. With the last update the coordinator closes a round, and refuses answers that
         come later.
@@ -401,7 +386,7 @@ class Gate:
         self.counters.messages[allowed.kind] += 1
         self.counters.payload_bytes[allowed.kind] += len(allowed.payload)
 
-    def retry(self, item: OutboxItem) -> Sent:
+    def retry(self, item: OutboxItem) -> Inbound:
         """Send an allowed content message again, under a new sequence. Raises as `once_more` and `transmit`."""
         return self.transmit(self._outcomes.once_more(item))
 
@@ -442,20 +427,13 @@ def factors_header(
     if read_from:
         factors = codec.decode_factors(read_from)
         header, tensors = factors.header, factors.tensors
+    # No schema names the tensors of ReFT kinds: the policy does, and its rules compare rank, dtype and base.
+    digest, rank, scale, dtype = schema.digest, schema.rank, schema.scale, schema.dtype
     if kind in REFT_KINDS:
-        # No schema names these tensors: the policy does, and its rules compare rank, dtype and base.
-        made = codec.factors_head(
-            tensors, base_digest=header.base_digest, schema_sha256="", rank=header.rank, scale=1.0, dtype=header.dtype
-        )
-    else:
-        made = codec.factors_head(
-            tensors,
-            base_digest=header.base_digest,
-            schema_sha256=schema.digest,
-            rank=schema.rank,
-            scale=schema.scale,
-            dtype=schema.dtype,
-        )
+        digest, rank, scale, dtype = "", header.rank, 1.0, header.dtype
+    made = codec.factors_head(
+        tensors, base_digest=header.base_digest, schema_sha256=digest, rank=rank, scale=scale, dtype=dtype
+    )
     return *made, tensors
 
 
@@ -671,8 +649,7 @@ class Ingress:
             granted: numbers of the records that they are in.
         """
         judge = self._judge
-        body, tensors = parsed(held.kind, held.payload, INBOUND_KINDS)
-        message = Message("ingress", held.place, judge.site.coordinator_id, len(held.payload), body, tensors)
+        message = Message("ingress", held.place, judge.site.coordinator_id, len(held.payload), held.body, None)
         facts, decision = judge.judge(message, approvals=approvals)
         judged_by = judge.book.view(facts, approvals).to_json()
         digests = judge.digests(held.kind, held.payload, held.digest)
@@ -682,12 +659,5 @@ class Ingress:
     def _record_refused(self, kind: str, payload: Buffer, code: str) -> None:
         """An answer that was not believed far enough to be measured, or whose measures no record takes."""
         kind = kind if kind in INBOUND_KINDS else "unknown"
-        self._judge.record(
-            "ingress.decision",
-            kind=kind,
-            decision="deny",
-            reasons=[str(code)],
-            direction="ingress",
-            peer=self._judge.site.coordinator_id,
-            payload=self._judge.digests("", payload),
-        )
+        peer, digests = self._judge.site.coordinator_id, self._judge.digests("", payload)
+        self._judge.record_denied("ingress", kind, str(code), peer=peer, payload=digests)

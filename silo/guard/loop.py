@@ -171,20 +171,13 @@ class Guard:
             site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, publish=control_server.publish,
             client=self._client, agreement=self._agreement, trainer=trainer, monotonic=monotonic,
         )  # fmt: skip
+        parts = (self._client, self._agreement, self.runs)
         self.files: FileExchange | None = None
-        self._line: Exchange = LineExchange(
-            judge,
-            ledger,
-            self._client,
-            self._agreement,
-            self.runs,
-            isolation=lambda: trainer.isolation,
-            monotonic=monotonic,
-        )
+        self._line: Exchange
         if site.config.coordinator.by_files:
-            self._line = self.files = FileExchange(
-                site, gate, ledger, self._client, self._agreement, self.runs, isolation=lambda: trainer.isolation
-            )
+            self._line = self.files = FileExchange(site, gate, ledger, *parts, isolation=lambda: trainer.isolation)
+        else:
+            self._line = LineExchange(judge, ledger, *parts, isolation=lambda: trainer.isolation, monotonic=monotonic)
         judge.aside = self._aside
         ledger.locked.give_up = self._stopping.is_set
         control_server.before_snapshot = lambda: self.status.show_waiting(ledger.locked.waiting)
@@ -491,10 +484,7 @@ class Guard:
         run, number = self._judge.view.run, self._judge.view.round
         if run and self._client.joined:
             # what it said is no message, so no rule has judged it; the log still says that there was something (T3)
-            self._judge.record(
-                "egress.decision", run=run, round=number, kind="unknown", decision="deny",
-                reasons=[error.code], direction="egress",
-            )  # fmt: skip
+            self._judge.record_denied("egress", "unknown", error.code, run=run, round=number)
             self.runs.leave(error.code, number)
             self._client.tell_declined(run, WireCode.INTERNAL)
             try:
@@ -560,7 +550,7 @@ class Guard:
         match envelope.kind:
             # of a run that was accepted only the accepted plan counts, and it goes on under that one
             case "run.plan" if self._ledger.run_state(envelope.run) != "running":
-                self.runs.decline(envelope.run)
+                self.runs.plans.decline(envelope.run)
             case "round.open":
                 self._judge.view = self._judge.view.refused(envelope.round)
                 self._client.decline(envelope.run, envelope.round)

@@ -13,12 +13,9 @@ from fedsilo.audit.polls import PollWindow
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Buffer
-from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import OperationError, PeerError, UnreachableError, WireCode
-from fedsilo.protocol.kinds import INBOUND_KINDS
 from fedsilo.protocol.place import Place, Placed
 from policies.engine import Decision, Facts
-from silo.guard.ledger import Release
 
 
 @dataclass(frozen=True)
@@ -135,11 +132,6 @@ class Allowed(Placed):
 
 
 @dataclass(frozen=True)
-class Sent:
-    reply: Inbound
-
-
-@dataclass(frozen=True)
 class Denied:
     decision: Decision
     facts: Facts
@@ -166,9 +158,3 @@ class Counters:
     last_contact: float = 0.0
     last_fault: str = ""
     run_paused: bool = False  # its word for it: shown, and nothing follows from it
-
-
-def held_plan(release: Release, payload: bytes) -> Inbound:
-    """A held message that came in, as it did. Raises PeerError: as `parsed`."""
-    body, _ = parsed(release.kind, payload, INBOUND_KINDS)
-    return Inbound(release.place, 0, body, payload, release.digest, dict(release.facts))

@@ -41,6 +41,7 @@ from fedsilo.audit.record import NOTE_CHARACTERS_MAX, note_text, secret_in
 from fedsilo.control.answers import Finding
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.codec import Buffer, sha256_hex
+from fedsilo.protocol.envelope import parsed
 from fedsilo.protocol.errors import (
     ConflictError,
     NotAllowedError,
@@ -53,14 +54,12 @@ from fedsilo.protocol.place import Place
 from policies import engine
 from policies.engine import Decision, Facts
 from policies.fields import Approvals
-from policies.message import Screened
-from policies.model import Policy
 from policies.screens import screen_facts, texts_of
-from silo.guard.decisions import Judge, halted_error, release_fields
+from silo.guard.decisions import Readings, halted_error, orders_of
 from silo.guard.findings import acknowledged_in, counts, ends_of, unread
 from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, FarEnd, Ledger, PolicyInForce, Release
-from silo.guard.messages import Allowed, Held, Inbound, held_plan
+from silo.guard.messages import Allowed, Held, Inbound
 from silo.guard.shown import asked_for, judged_by_now, rows_of, shown_of
 
 REJECT_CODES = ("CONTENT", "TIMING", "POLICY", "UNEXPECTED", "OTHER")
@@ -92,7 +91,6 @@ class Releases:
         self._gate, self._judge = gate, gate.judge
         self._ledger = ledger
         self._silo = silo
-        self._keeping = ReleaseKeeping(gate.judge, ledger)
         self.destination = dict(destination)
 
     # ---- hold --------------------------------------------------------------------------------------
@@ -136,7 +134,7 @@ class Releases:
         )
         self._ledger.hold(release, payload)
         if place.kind in OUTBOUND_KINDS:
-            self._keeping.keep_beside(release, payload)
+            self._keep_beside(release, payload)
         self._record("approval.request", release, reasons=list(decision.reasons))
         return release
 
@@ -187,15 +185,15 @@ class Releases:
 
     def _screen_again(self, release: Release) -> None:
         """Raises ConflictError: the screens find something else in its texts than people were shown."""
-        if "screens" not in release.facts:
+        if "screens" not in release.facts or release.kind not in OUTBOUND_KINDS:
             return
-        change = self._keeping.found_since(release, self._payload(release))
-        if change is None:
+        facts_now, places = self._screened(release, self._payload(release))
+        facts, context = {**release.facts, **facts_now}, self._ledger.kept_of_release(release.id)
+        if facts == release.facts and places == context.get("hits", []):
             return
-        facts, context = change
         rules = judged_by_now(self._ledger, replace(release, facts=facts), self._judge.policy)
         self._record("approval.request", release, reasons=["SCREEN_HIT"])
-        self._ledger.found_since(release.id, facts, rules, context)
+        self._ledger.found_since(release.id, facts, rules, {**context, "hits": places})
         raise ConflictError(
             f"the screens find something else in {release.id} than was shown",
             hint=f"read it again: silo approvals show {release.id}",
@@ -287,7 +285,8 @@ class Releases:
         # Ended first: whatever happens next, this approval frees nothing a second time.
         release = self._ledger.settle_release(release.id, "approved")
         if release.kind in INBOUND_KINDS and release.kind not in OUTBOUND_KINDS:
-            inbound = held_plan(release, payload)
+            body, _ = parsed(release.kind, payload, INBOUND_KINDS)
+            inbound = Inbound(release.place, 0, body, payload, release.digest, dict(release.facts))
             decision = self._gate.ingress.decide_inbound(inbound, approvals, granted)
             freed = Settled(release, "allowed", inbound=inbound) if decision.verdict == "allow" else None
         else:
@@ -298,7 +297,7 @@ class Releases:
         self._ledger.drop_payloads([release.digest])
         if freed is not None:
             if freed.allowed is not None:
-                self._keeping.keep_sent(release, destination)
+                self._keep_sent(release, destination)
             return release, freed
         release = self._ledger.settle_release(release.id, "denied", was="approved")
         return release, Settled(release, "denied")
@@ -367,8 +366,9 @@ class Releases:
     def _deny(self, release: Release, no: Approval) -> Settled:
         """The effect of a no that is kept; an earlier version may have kept it without a record."""
         if (number := no.record) < 0:
-            whose = {"person": no.person, "fingerprint": no.fingerprint}
-            number = self._record("approval.deny", release, reasons=["INTERRUPTED"], **whose)
+            number = self._record(
+                "approval.deny", release, reasons=["INTERRUPTED"], person=no.person, fingerprint=no.fingerprint
+            )
         return Settled(self._settle(release, "rejected"), "denied", record=number)
 
     def _shown(self, command: VerifiedCommand) -> Release:
@@ -488,10 +488,84 @@ class Releases:
             )
         return ended
 
-    def _record(self, event: str, release: Release, *, reasons: Sequence[str] = (), **told: Any) -> int:
-        """told: as `release_fields`."""
-        policy = {"effective": self._judge.policy.digest}
-        return self._judge.record(event, reasons=list(reasons), policy=policy, **release_fields(release, **told))
+    # ---- what is kept beside a release -------------------------------------------------------------
+
+    def _keep_beside(self, release: Release, payload: Buffer) -> None:
+        """Store what a later look at this release is compared with, and where its screens found something."""
+        view = self._judge.view
+        context: dict[str, Any] = {}
+        if release.kind in TENSOR_KINDS and view.round == release.round and view.base_digest:
+            context = {"base": view.base_digest, "ended_in": view.evaluated.get(release.round - 1, "")}
+        if view.training is not None and view.training.of:
+            context["private_records"] = view.training.of
+        if release.facts.get("responses_hit"):
+            context["hits"] = self._screened(release, payload)[1]
+        self._ledger.keep_of_release(release.id, context)
+
+    def _screened(self, release: Release, payload: Buffer) -> tuple[dict[str, Any], list[Any]]:
+        """Facts of one run of the screens, for a held message only, whose time nobody outside can tell from a person's
+        (T18); and which answers they found something in, with the screens, as the ledger gives them back."""
+        message = self._judge.outbound(release.place, payload)
+        screened = self._judge.screened(message, Readings()).screened
+        facts = screen_facts(screened, len(list(texts_of(message.body))))
+        places = [] if screened is None or screened.failed else _hit_places(message.body, screened.hits)
+        as_stored: tuple[dict[str, Any], list[Any]] = tuple(json.loads(json.dumps([facts, places])))
+        return as_stored
+
+    def _keep_sent(self, release: Release, destination: Mapping[str, str]) -> None:
+        """Store where it goes and by which policy, for the next release of its kind.
+
+        Args:
+            release: that the gate has let go.
+            destination: as it was when the last person's findings were looked at.
+        """
+        context = self._ledger.kept_of_release(release.id) | {"destination": dict(destination)}
+        policy = self._judge.policy
+        self._ledger.keep_of_release(release.id, context)
+        content = policy.file.model_dump(mode="json", by_alias=True)
+        self._ledger.keep_policy_of_sent(release.kind, PolicyInForce(policy.digest, content, ""))
+        before = self._ledger.far_end
+        if ends_of(before.destination if before else {}) != ends_of(destination):
+            far_end = FarEnd(dict(destination), release.id, release.run, release.round, release.requested_at)
+            self._ledger.keep_far_end(far_end)
+
+    def _record(
+        self,
+        event: str,
+        release: Release,
+        *,
+        reasons: Sequence[str] = (),
+        person: str = "",
+        fingerprint: str = "",
+        order: Mapping[str, str] | None = None,
+        **more: object,
+    ) -> int:
+        """Record an event about a held release: `approval.*` or `release.defer`.
+
+        Args:
+            event: its name.
+            release: which one.
+            reasons: codes.
+            person: who answered; empty where nobody did.
+            fingerprint: SHA-256 of that person's certificate.
+            order: the person's signed command, as the log keeps it.
+            more: of the detail, where they are not empty: `acknowledged` (ids of findings that the person opened),
+                `until` (seconds since 1970, of a release that the person put off), `note` (digest of what the person
+                wrote to a no; the text is kept beside the log), `facts` (digest of what the person was shown).
+        """
+        detail: dict[str, Any] = {"release": release.id, "expires_at": int(release.expires_at)}
+        if person:
+            detail |= {"person": person, "certificate": fingerprint}
+        detail |= {name: value for name, value in more.items() if value}
+        return self._judge.record(
+            event,
+            **release.place._asdict(),
+            reasons=list(reasons),
+            policy={"effective": self._judge.policy.digest},
+            detail=detail,
+            payload=release.recorded,
+            **orders_of(order or {}),
+        )
 
 
 def _who(command: VerifiedCommand) -> dict[str, Any]:
@@ -506,74 +580,6 @@ def _stale(what: str, release: Release) -> ConflictError:
         hint=f"read it again: silo approvals show {release.id}",
         code="STALE_VIEW",
     )
-
-
-# ---- what is kept beside a release -------------------------------------------------------------------------------
-
-
-class ReleaseKeeping:
-    """Stores what a later look at a release is compared with.
-
-    Args:
-        judge: runs the screens, and knows where the run stands.
-    """
-
-    def __init__(self, judge: Judge, ledger: Ledger) -> None:
-        self._judge = judge
-        self._ledger = ledger
-
-    def keep_beside(self, release: Release, payload: Buffer) -> None:
-        """Store what a later look at this release is compared with, and where its screens found something."""
-        view = self._judge.view
-        context: dict[str, Any] = {}
-        if release.kind in TENSOR_KINDS and view.round == release.round and view.base_digest:
-            context = {"base": view.base_digest, "ended_in": view.evaluated.get(release.round - 1, "")}
-        if view.training is not None and view.training.of:
-            context["private_records"] = view.training.of
-        if release.facts.get("responses_hit"):
-            context["hits"] = self._screened(release, payload)[1]
-        self._ledger.keep_of_release(release.id, context)
-
-    def found_since(self, release: Release, payload: Buffer) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return what the screens find in a held release at this moment, where that is not what people were shown.
-
-        Returns:
-            Its facts and what is kept beside them, as they are now; None where nothing changed.
-        """
-        if "screens" not in release.facts or release.kind not in OUTBOUND_KINDS:
-            return None
-        facts_now, places = self._screened(release, payload)
-        context = self._ledger.kept_of_release(release.id)
-        facts, beside = {**release.facts, **facts_now}, {**context, "hits": places}
-        if facts == release.facts and places == context.get("hits", []):
-            return None
-        return facts, beside
-
-    def _screened(self, release: Release, payload: Buffer) -> tuple[dict[str, Any], list[Any]]:
-        """Facts of one run of the screens, for a held message only, whose time nobody outside can tell from a person's
-        (T18); and which answers they found something in, with the screens, as the ledger gives them back."""
-        message, read = self._judge.read_again(release.place, payload)
-        screened: Screened | None = read.screened
-        facts = screen_facts(screened, len(list(texts_of(message.body))))
-        places = [] if screened is None or screened.failed else _hit_places(message.body, screened.hits)
-        as_stored: tuple[dict[str, Any], list[Any]] = tuple(json.loads(json.dumps([facts, places])))
-        return as_stored
-
-    def keep_sent(self, release: Release, destination: Mapping[str, str]) -> None:
-        """Store where it goes and by which policy, for the next release of its kind.
-
-        Args:
-            release: that the gate has let go.
-            destination: as it was when the last person's findings were looked at.
-        """
-        context = self._ledger.kept_of_release(release.id) | {"destination": dict(destination)}
-        policy = self._judge.policy
-        self._ledger.keep_of_release(release.id, context)
-        self._ledger.keep_policy_of_sent(release.kind, _content_of(policy))
-        before = self._ledger.far_end
-        if ends_of(before.destination if before else {}) != ends_of(destination):
-            far_end = FarEnd(dict(destination), release.id, release.run, release.round, release.requested_at)
-            self._ledger.keep_far_end(far_end)
 
 
 def keep_recorded_noes(ledger: Ledger, newest: Iterable[Mapping[str, Any]]) -> None:
@@ -621,7 +627,3 @@ def _hit_places(body: ProtobufMessage, hits: Sequence[Mapping[str, int]]) -> lis
     else:
         places = [f"text {number}" for number in range(1, len(hits) + 1)]
     return [(place, sorted(found)) for place, found in zip(places, hits, strict=True) if found]
-
-
-def _content_of(policy: Policy) -> PolicyInForce:
-    return PolicyInForce(policy.digest, policy.file.model_dump(mode="json", by_alias=True), "")

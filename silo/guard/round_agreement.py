@@ -200,9 +200,8 @@ class Agreement:
     def record_refused(self, item: Inbound, error: TranscriptRefused) -> None:
         """Record the refusal in this site's own log, with the reason."""
         _log.error("%s", error.message)
-        self._judge.record(
-            "ingress.decision", run=item.run, round=item.round, kind=item.kind, decision="deny",
-            reasons=[error.reason], direction="ingress", peer=self._witnessing.coordinator,
+        self._judge.record_denied(
+            "ingress", item.kind, error.reason, run=item.run, round=item.round, peer=self._witnessing.coordinator,
             payload=self._judge.digests(item.kind, item.payload), detail={"fields": list(error.fields)},
         )  # fmt: skip
 
@@ -229,7 +228,19 @@ class Agreement:
                 rows = _rows_of(body, known, besides=signed["others"])
                 counted = count(known, _countersignatures(rows), self._keys(known, rows))
                 if counted.others:
-                    raise self._told_otherwise(known, signed["signature"], counted.others[0], message.sequence)
+                    other = counted.others[0]
+                    raise self._equivocation(
+                        f"{other.silo} signed {other.digest[:12]} as the transcript of round {known.round} of run "
+                        f"{known.run}; this silo was shown {known.digest[:12]}",
+                        known,
+                        signed["signature"],
+                        {
+                            "sha256": other.digest,
+                            "party": silo_id(known.federation, other.silo),
+                            "signature": other.signature.hex(),
+                        },
+                        message.sequence,
+                    )
 
     def _compare_shown(self, body: pb.RoundOpen, sequence: int) -> None:
         shown, coordinator = self._signed(body), self._witnessing.coordinator
@@ -248,38 +259,30 @@ class Agreement:
             return
         known = transcript_from_canonical(signed["transcript"])
         if fields := conflict(known, shown):
-            raise Equivocation(
+            raise self._equivocation(
                 f"the coordinator signed two transcripts of round {shown.round} of run {shown.run}, "
                 f"{known.digest[:12]} and {shown.digest[:12]}, which differ in {', '.join(fields)}",
-                hint=_ASK_PEOPLE,
-                evidence={
-                    "run": shown.run,
-                    "round": shown.round,
-                    "sequence": sequence,
-                    "known": _piece(known, coordinator, signed["signature"]),
-                    "shown": _piece(shown, coordinator, body.transcript_signature.hex()),
-                },
+                known,
+                signed["signature"],
+                _piece(shown, coordinator, body.transcript_signature.hex()),
+                sequence,
             )
 
-    def _told_otherwise(
-        self, known: Transcript, signature: str, other: Countersignature, sequence: int
+    def _equivocation(
+        self, message: str, known: Transcript, signature: str, shown: Mapping[str, Any], sequence: int
     ) -> Equivocation:
-        return Equivocation(
-            f"{other.silo} signed {other.digest[:12]} as the transcript of round {known.round} of run "
-            f"{known.run}; this silo was shown {known.digest[:12]}",
-            hint=_ASK_PEOPLE,
-            evidence={
-                "run": known.run,
-                "round": known.round,
-                "sequence": sequence,
-                "known": _piece(known, self._witnessing.coordinator, signature),
-                "shown": {
-                    "sha256": other.digest,
-                    "party": silo_id(known.federation, other.silo),
-                    "signature": other.signature.hex(),
-                },
-            },
-        )
+        """Return the error with both pieces of evidence: what the coordinator signed first, and what came since.
+
+        Args:
+            message: who signed what.
+            known: the first transcript.
+            signature: the coordinator's, of that.
+            shown: the other piece.
+            sequence: of the message that brought it.
+        """
+        first = _piece(known, self._witnessing.coordinator, signature)
+        evidence = {"run": known.run, "round": known.round, "sequence": sequence, "known": first, "shown": shown}
+        return Equivocation(message, hint=_ASK_PEOPLE, evidence=evidence)
 
     def keep(self, error: Equivocation) -> None:
         """Both pieces of evidence in the ledger, where they halt this silo over restarts, then on record.
@@ -291,7 +294,7 @@ class Agreement:
         try:
             self._ledger.keep_equivocation(evidence)
         finally:
-            self._record_told(evidence)
+            self._record_equivocation(evidence)
         self._settle(evidence)
 
     def take_up(self, newest: Iterable[Mapping[str, Any]]) -> None:
@@ -311,30 +314,30 @@ class Agreement:
                 recorded = {}
         if evidence and not evidence.get("recorded"):
             if not recorded or any(evidence[name] != recorded[name] for name in (*_PLACE, *_PIECES)):
-                self._record_told(evidence)
+                self._record_equivocation(evidence)
             self._settle(evidence)
         elif recorded and not evidence:
             message = f"two transcripts of round {recorded['round']} of run {recorded['run']} are on record"
             self._settle({**recorded, "message": message, "sequence": 0})
 
-    def _record_told(self, told: Mapping[str, Any]) -> None:
+    def _record_equivocation(self, evidence: Mapping[str, Any]) -> None:
         self._judge.record(
             "round.equivocation",
-            run=told["run"],
-            round=told["round"],
+            run=evidence["run"],
+            round=evidence["round"],
             reasons=[EQUIVOCATION],
-            detail={name: told[name] for name in _PIECES},
+            detail={name: evidence[name] for name in _PIECES},
         )
 
-    def _settle(self, told: Mapping[str, Any]) -> None:
+    def _settle(self, evidence: Mapping[str, Any]) -> None:
         """The message that brought them is taken in with the next poll, which only a release brings, and this pair is
         no news from then on: else the same message would halt this silo again after every release."""
-        run, number, shown = told["run"], told["round"], told["shown"]
+        run, number, shown = evidence["run"], evidence["round"], evidence["shown"]
         if signed := self._ledger.transcript(run, number):
             others = signed["others"] | {shown["sha256"]: shown["signature"]}
             self._ledger.keep_transcript(run, number, signed | {"others": others})
-        self._ledger.acknowledge(told["sequence"])
-        self._ledger.keep_equivocation({**told, "recorded": True})
+        self._ledger.acknowledge(evidence["sequence"])
+        self._ledger.keep_equivocation({**evidence, "recorded": True})
 
     # ---- a round opens -----------------------------------------------------------------------------
 

@@ -637,6 +637,7 @@ class RunManager:
 
     Attributes:
         run: the part in the open run, if there is one.
+        plans: what persons look at before a run begins.
     """
 
     def __init__(
@@ -666,7 +667,7 @@ class RunManager:
         self._trainer_used = False
         self.run: SiloRun | None = None
         self.resume = RoundResume(site, gate.judge, ledger)
-        self._plans = HeldPlans(ledger=ledger, releases=releases, publish=publish, client=client)
+        self.plans = HeldPlans(ledger=ledger, releases=releases, publish=publish, client=client)
         self.acceptance = Acceptance(site.config, judge=gate.judge, adapters=adapters, publish=publish)
         self.leaving = Leaving(ledger=ledger, judge=gate.judge, client=client)
 
@@ -681,14 +682,16 @@ class RunManager:
         self.agreement.compare(item, item.body)  # before anything is passed over
         if (run := self.run) is None or item.run != run.plan.run:
             if isinstance(item.body, pb.RunEnd):
-                self._plans.run_ended(item.run, item.body.outcome)
+                self.plans.run_ended(item.run, item.body.outcome)
         else:
             try:
                 if isinstance(item.body, pb.RoundResult):
                     self.agreement.require_updates(item, item.body, run.plan)
                 self._take_into(run, item)
             except TooFewUpdates as error:
-                self._leave_for(item, error)
+                # For good: a coordinator that commits such a round is not given another update.
+                self.agreement.record_refused(item, error)
+                self.leave(error.reason, item.round)
         return True
 
     def _take_into(self, run: SiloRun, item: Inbound) -> None:
@@ -747,24 +750,15 @@ class RunManager:
                 self.end_run(body.outcome)
                 self._client.witness()
 
-    def _leave_for(self, item: Inbound, error: TooFewUpdates) -> None:
-        """This silo's run is over, for good: a coordinator that commits such a round is not given another update."""
-        self.agreement.record_refused(item, error)
-        self.leave(error.reason, item.round)
-
     def _take_plan(self, item: Inbound) -> bool:
-        match self._plans.look(item, busy=self.run is not None):
+        match self.plans.look(item, busy=self.run is not None):
             case "accept":
                 self._accept(item)
             case "decline":
-                self.decline(item.run)
+                self.plans.decline(item.run)
             case "wait":
                 return False
         return True
-
-    def decline(self, run: str) -> None:
-        """See `HeldPlans.decline`."""
-        self._plans.decline(run)
 
     def _accept(self, item: Inbound) -> bool:
         """Begin the run. False: it cannot be begun here, and the no to it was heard; raises as `decline`."""
@@ -784,22 +778,15 @@ class RunManager:
                 if halts(error):  # the plan comes again when there is space
                     raise
             _log.error("plan of run %s refused: %s", plan.run, error.message)
-            self._judge.record(
-                "ingress.decision",
-                run=plan.run,
-                kind="run.plan",
-                decision="deny",
-                reasons=[error.code],
-                payload=self._judge.digests("run.plan", item.payload),
-                direction="ingress",
-            )
-            self._plans.spend(plan.run, error.code)
+            payload = self._judge.digests("run.plan", item.payload)
+            self._judge.record_denied("ingress", "run.plan", error.code, run=plan.run, payload=payload)
+            self.plans.spend(plan.run, error.code)
             if error.code.startswith("TRAINER"):
                 self._client.abstain(plan.run, heard=False)
                 raise
-            self.decline(plan.run)
+            self.plans.decline(plan.run)
             return False
-        self._plans.end_hold(plan.run, "ACCEPTED")  # another policy than held it asks for no persons
+        self.plans.end_hold(plan.run, "ACCEPTED")  # another policy than held it asks for no persons
         detail = {"plan": plan.digest, "isolation": self._trainer.isolation}
         self._judge.record("plan.accept", run=plan.run, kind="run.plan", detail=detail)
         self._ledger.start_run(plan.run, item.body.canonical_json)
@@ -1009,9 +996,9 @@ class RunManager:
         """Send, and return what became of it. None: it lies in the outbox and goes out when the coordinator answers."""
         try:
             if isinstance(content, OutboxItem):
-                reply = self._gate.retry(content).reply
+                reply = self._gate.retry(content)
             else:
-                reply = self._gate.transmit_in_turn(content).reply
+                reply = self._gate.transmit_in_turn(content)
         except (UnreachableError, NotAllowedError) as error:
             self._client.back_off(error)
             return None
@@ -1080,11 +1067,11 @@ class RunManager:
         run, outcome = settled.release.run, "denied"
         try:
             if settled.inbound is None:
-                self.decline(run)
+                self.plans.decline(run)
             elif self._accept(settled.inbound):
                 outcome = settled.outcome
                 return True
-            self._plans.acknowledge(run)
+            self.plans.acknowledge(run)
         except (UnreachableError, NotAllowedError, PeerError, DeniedError) as error:
             # The plan is not acknowledged: it comes again, and is declined again.
             _log.warning("run %s: the no was not heard yet: %s", run, error.message)
@@ -1159,16 +1146,9 @@ class RunManager:
         except PeerError as error:
             raise AdapterRefused(error.wire_code, error.message) from error
         if answer.kind != "global.adapter" or answer.digest != digest:
-            self._judge.record(
-                "ingress.decision",
-                run=view.run,
-                round=view.round,
-                kind=answer.kind,
-                decision="deny",
-                reasons=[WireCode.DIGEST_MISMATCH.value],
-                direction="ingress",
-                payload=self._judge.digests(answer.kind, answer.payload),
-            )
+            payload = self._judge.digests(answer.kind, answer.payload)
+            reason, where = WireCode.DIGEST_MISMATCH.value, {"run": view.run, "round": view.round}
+            self._judge.record_denied("ingress", answer.kind, reason, **where, payload=payload)
             raise AdapterRefused(WireCode.DIGEST_MISMATCH, f"the coordinator did not give adapter {digest[:12]}")
         return answer
 

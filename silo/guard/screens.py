@@ -61,7 +61,7 @@ _WORDS_OF_ABSENCE = {
     "canary": "data.canaries names no file in this site's configuration",
 }
 
-
+_NO_SCRATCH = "trainer.scratch says nowhere where the external trainer leaves its overlap index"
 _MADE_OTHERWISE = "the trainer's overlap index was made with other settings"
 
 
@@ -139,7 +139,7 @@ class Screens:
         self._index, self.trouble_of_index = None, _WORDS_OF_ABSENCE["overlap"]
         name = told.get("file") if isinstance(told, Mapping) else None
         if folder is None:
-            self.trouble_of_index = "trainer.scratch says nowhere where the external trainer leaves its overlap index"
+            self.trouble_of_index = _NO_SCRATCH
             return
         if not isinstance(name, str) or not _INDEX_NAME.fullmatch(name):
             why = told.get("why") if isinstance(told, Mapping) else None
@@ -156,34 +156,30 @@ class Screens:
     def lacking(self, file: PolicyFile, names: Sequence[ScreenName]) -> list[str]:
         """Return why some of these screens cannot run here as this file sets them, which need not be the one in
         force."""
-        whys = [("overlap", self._overlap_missing), ("canary", self._canary_missing)]
-        if self._misfit(file):
-            whys[0] = ("overlap", _MADE_OTHERWISE)
-        return [f"screen {name} cannot run: {why}" for name, why in whys if name in names and why]
+        return [f"screen {name} cannot run: {why}" for name, why in self._missing(file).items() if name in names]
 
     def troubles(self, policy: Policy) -> list[str]:
         """Return why a screen that the policy names cannot run here; a line for each."""
+        missing = self._missing(policy.file)
         return [
             f"{policy.source}:{policy.line_of(path)}: {path[1]} is denied while its screen {name} cannot run: {why}"
             for path, names in screens_named(policy)
-            for name, why in (
-                ("overlap", _MADE_OTHERWISE if self._misfit(policy.file) else self._overlap_missing),
-                ("canary", self._canary_missing),
-            )
-            if name in names and why
+            for name, why in missing.items()
+            if name in names
         ]
 
-    @property
-    def _overlap_missing(self) -> str:
-        return "" if self._index is not None else self.trouble_of_index
+    def _missing(self, file: PolicyFile) -> dict[str, str]:
+        """Return why screens cannot run here as this file sets them, by their names."""
+        index = self.trouble_of_index if self._index is None else ""
+        whys = {
+            "overlap": _MADE_OTHERWISE if self._misfit(file) else index,
+            "canary": "" if self._canaries else _WORDS_OF_ABSENCE["canary"],
+        }
+        return {name: why for name, why in whys.items() if why}
 
     def _misfit(self, file: PolicyFile) -> bool:
         """The index is there, and was made as another policy than this one wants it."""
         return self._index is not None and self.index_wanted(file) != self._index_settings
-
-    @property
-    def _canary_missing(self) -> str:
-        return "" if self._canaries else _WORDS_OF_ABSENCE["canary"]
 
 
 def screens_named(policy: Policy) -> list[tuple[tuple[str, str, str], tuple[ScreenName, ...]]]:
@@ -204,7 +200,7 @@ def check_screens(config: SiloConfig, policy: Policy) -> str:
     if config.trainer.launch == "child" or config.trainer.scratch is not None:
         screens.trouble_of_index = ""  # the trainer makes it when it starts
     else:
-        screens.trouble_of_index = "trainer.scratch says nowhere where the external trainer leaves its overlap index"
+        screens.trouble_of_index = _NO_SCRATCH
     troubles = screens.troubles(policy)
     if troubles:
         raise UsageError("; ".join(troubles), hint="docs/how-to/screen-answers.md", code="SCREEN_FAILED")

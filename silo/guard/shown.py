@@ -91,7 +91,8 @@ def shown_of(ledger: Ledger, release: Release, policy: Policy | KeptPolicy, dest
     roles, plan = tuple(asked_for(release.kind, policy.file).roles), ledger.plan_of(release.run)
     later: tuple[LaterRounds, ...] = ()
     if held:
-        later = tuple(later_rounds(release, policy, released=rounds_released(ledger, release), plan=plan))
+        released = _history(ledger, release).rounds_released  # as the rule on approvals counts them
+        later = tuple(later_rounds(release, policy, released=released, plan=plan))
     sentences = {
         "asked_by": f"round {release.round} of run {release.run}",
         "to": party_of(policy.file.federation.coordinator),
@@ -141,12 +142,6 @@ def judged_by_now(ledger: Ledger, release: Release, policy: Policy) -> tuple[Jud
 def rows_of(decision: engine.Decision) -> tuple[JudgedRule, ...]:
     """Return the verdict of each rule as people are shown it."""
     return read_rows(JudgedRule, [result.to_json() for result in decision.results])
-
-
-def rounds_released(ledger: Ledger, release: Release) -> int:
-    """Return in how many other rounds of its run a message of its kind was allowed, as the rule on approvals counts
-    them."""
-    return _history(ledger, release).rounds_released
 
 
 def _history(ledger: Ledger, release: Release) -> engine.History:

@@ -33,7 +33,7 @@ from fedsilo.protocol.errors import UnreachableError
 from policies.schema import LoraSchema
 from silo.guard import channel
 from silo.guard.channel import GrpcChannel
-from silo.guard.messages import Allowed, Sent, TlsFiles
+from silo.guard.messages import Allowed, Inbound, TlsFiles
 from tests.loopback.cutting_proxy import CuttingProxy, Fault
 from tests.policies.setting import SCHEMA, policy_of, policy_text
 from tests.security.people import new_keys
@@ -203,7 +203,7 @@ def test_T11_T23_T24_a_cut_upload_goes_on_over_mtls(place: Place, fault: Fault, 
     elif died:
         place.restart_coordinator()
     sent = place.bench.gate.retry(item)
-    assert isinstance(sent.reply.body, pb.Ack)
+    assert isinstance(sent.body, pb.Ack)
     assert total - held < place.proxy.passed["up"] < total - held + OVERHEAD_BYTES
     assert place.bench.ledger.outbox("allowed") == [] and place.bench.ledger.book == counted
     arrived_once(place, allowed.digest)
@@ -222,7 +222,7 @@ def test_T24_a_large_messages_time_begins_when_it_may_come_and_ends_it(
 
     monkeypatch.setattr(channel.threading, "Timer", Timer)
     allowed, uploads = place.allowed(), place.service.uploads
-    sent: list[Sent] = []
+    sent: list[Inbound] = []
     with ExitStack() as stack:
         for number in range(PLACES):
             stack.enter_context(uploads.turn(f"other_{number}", is_active=lambda: True, cut=lambda: None))
@@ -232,7 +232,7 @@ def test_T24_a_large_messages_time_begins_when_it_may_come_and_ends_it(
             assert uploads._changed.wait_for(lambda: uploads.waiting == 1, 30.0)
         assert not begun.is_set()
     sending.join(60.0)
-    assert begun.is_set() and isinstance(sent[0].reply.body, pb.Ack)
+    assert begun.is_set() and isinstance(sent[0].body, pb.Ack)
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_T24_a_line_on_which_a_large_message_stands_still_is_given_up_by_the_sil
     place.proxy.heal()
     monkeypatch.undo()
     [item] = place.bench.ledger.outbox("allowed")
-    assert isinstance(place.bench.gate.retry(item).reply.body, pb.Ack)
+    assert isinstance(place.bench.gate.retry(item).body, pb.Ack)
 
 
 class Failing:
@@ -282,7 +282,7 @@ class Failing:
 def test_T24_a_delayed_line_is_only_slow(place: Place) -> None:
     place.proxy.fault = Fault("delay", amount=0.005)
     allowed = place.allowed()
-    assert isinstance(place.bench.gate.transmit(allowed).reply.body, pb.Ack)
+    assert isinstance(place.bench.gate.transmit(allowed).body, pb.Ack)
     assert place.proxy.struck.is_set() and place.proxy.passed["up"] > len(allowed.payload)
 
 

@@ -21,7 +21,7 @@ from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import NotAllowedError, NotFoundError, UnreachableError, UsageError
 from silo.config import CoordinatorPlace
 from silo.guard.channel import GrpcChannel, connection_fault, server_certificate
-from silo.guard.messages import Sent
+from silo.guard.messages import Inbound
 from silo.guard.proxied import Proxy, proxy_of, unread_environment
 from tests.loopback.connect_proxy import ConnectProxy, inspecting
 from tests.loopback.cutting_proxy import CuttingProxy, Fault
@@ -92,7 +92,7 @@ def test_T10_T31_through_a_proxy_with_a_login_and_through_nothing_else(
         proxy.asked.clear()
         dial(place, proxy, proxy=proxy_of(where))
         [item] = place.bench.ledger.outbox("allowed")
-        assert isinstance(place.bench.gate.retry(item).reply.body, pb.Ack)
+        assert isinstance(place.bench.gate.retry(item).body, pb.Ack)
         assert proxy.asked == [where.address] and other.asked == []
         assert proxy.passed["up"] > len(allowed.payload)
         server_certificate(where.address, place.files, proxy_of(where))
@@ -179,7 +179,7 @@ def test_T30_a_proxy_that_opens_tls_is_refused_and_its_certificate_named(
     [item] = place.bench.ledger.outbox("allowed")
     with ConnectProxy(place.proxy.upstream_port) as honest:
         dial(place, honest, proxy=Proxy(f"127.0.0.1:{honest.port}"))
-        assert isinstance(place.bench.gate.retry(item).reply.body, pb.Ack)
+        assert isinstance(place.bench.gate.retry(item).body, pb.Ack)
 
 
 # ---- a proxy that ends silent connections, and one that ends old ones --------------------------------------
@@ -204,7 +204,7 @@ def test_a_call_that_waits_outlives_a_proxy_that_ends_silent_connections(
         proxy.idle_seconds = IDLE_SECONDS
         dial(place, proxy, keepalive_seconds=keepalive_seconds)
         allowed = place.allowed()
-        outcome: list[Sent | BaseException] = []
+        outcome: list[Inbound | BaseException] = []
 
         def send() -> None:
             try:
@@ -220,7 +220,7 @@ def test_a_call_that_waits_outlives_a_proxy_that_ends_silent_connections(
             proxy.wait(lambda: (proxy.oldest_seconds > OUTLIVED * IDLE_SECONDS) or proxy.ended["idle"] > 0)
             assert (proxy.ended["idle"] == 0) is pings
         sending.join(60.0)
-        assert isinstance(outcome[0], Sent if pings else UnreachableError)
+        assert isinstance(outcome[0], Inbound if pings else UnreachableError)
         if pings:
             arrived = place.bench.events("egress.acked")
             assert len(arrived) == 1

@@ -35,7 +35,7 @@ from policies.kind import BASE_DIGEST, block_of
 from policies.model import Policy
 from policies.render import RULESETS
 from policies.screens.overlap import OverlapIndex, build_index
-from silo.guard.decisions import PublicView, RunView, SiteView, answers_of, context_of
+from silo.guard.decisions import PublicView, Readings, RunView, SiteView, answers_of, context_of
 from silo.sampling import Training
 from tests.policies.messages import ASKED, OFFERED_KINDS, SCHEMAS, TAKES, good, policy_named, probed
 from tests.policies.setting import COORDINATOR, HASH, NOW, SCHEMA, SILO
@@ -143,9 +143,7 @@ class Ends:
             open_step=2, evaluated={1: BASE_DIGEST}, training=Training(64, 1, 4), asked=sent.asked,
             usable_records=self.usable_records,
         )  # fmt: skip
-        context = context_of(
-            self._site, view, message, now_seconds=NOW, expected_sender=SILO, graded=graded, screened=screened
-        )
+        context = context_of(self._site, view, message, Readings(graded, screened), now_seconds=NOW)
         facts = measure(message, context)
         decision = decide(facts, self.policy, self.silo_book.view(facts, PERSONS))
         if decision.verdict == "allow":

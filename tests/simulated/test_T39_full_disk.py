@@ -417,14 +417,14 @@ def test_T39_what_a_halted_coordinator_did_not_take_stays_in_the_outbox(bench: B
     assert isinstance(offered, Allowed)
     bench.channel.answer = ("control.refusal", pb.Refusal(code=code))
     if code != "HALTED":  # the counterpart: a refusal that says something about the message is the end of it
-        assert isinstance(bench.gate.transmit(offered).reply.body, pb.Refusal)
+        assert isinstance(bench.gate.transmit(offered).body, pb.Refusal)
         assert bench.ledger.outbox("allowed") == []
         return
     counted = bench.ledger.book
     with pytest.raises(UnreachableError, match=r"halted or stopping.*public\.responses"):
         bench.gate.transmit(offered)
     [item] = bench.ledger.outbox("allowed")
-    assert isinstance(bench.gate.retry(item).reply.body, pb.Ack)
+    assert isinstance(bench.gate.retry(item).body, pb.Ack)
     assert bench.ledger.outbox("allowed") == [] and bench.ledger.book == counted
     assert [len(bench.events(f"egress.{name}")) for name in ("decision", "sent", "acked")] == [1, 2, 1]
 
@@ -433,7 +433,7 @@ def test_T39_a_poll_that_a_halted_coordinator_refuses_is_answered_and_waits_for_
     bench.channel.answer = ("control.refusal", pb.Refusal(code="HALTED"))
     offered = bench.gate.offer(Place("", 0, 0, "control.heartbeat"), pb.Heartbeat())
     assert isinstance(offered, Allowed)
-    assert isinstance(bench.gate.transmit(offered).reply.body, pb.Refusal)
+    assert isinstance(bench.gate.transmit(offered).body, pb.Refusal)
 
 
 @pytest.mark.parametrize("why", ["halted", "stopping"])
