@@ -127,62 +127,38 @@ def ratio_of(logp: Tensor, logp_old: Tensor, lengths: Tensor | None = None) -> T
     return difference.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()  # [M]
 
 
-def policy_gain(
-    logp: Tensor,
-    logp_old: Tensor,
-    advantages: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-    clip: Literal["ppo", "cispo"] = "ppo",
-    lengths: Tensor | None = None,
-) -> Tensor:
+def policy_gain(logp: Tensor, ratio: Tensor, advantages: Tensor, objective: Objective) -> Tensor:
     """Return each token's term of the objective, to be maximised: min(rho A, clip(rho, 1 - low, 1 + high) A).
 
-    With `clip="cispo"` it is min(rho, 1 + high) A log pi, whose first factor has no gradient (MiniMax-M1, eq. 4 without
-    its lower bound): a clip takes weight from a token and never its gradient.
+    With `clip: cispo` it is min(rho, 1 + high) A log pi, whose first factor has no gradient (MiniMax-M1, eq. 4 without
+    its lower bound): a clip takes weight from a token and never its gradient. With `dual_clip` the loss is bounded at
+    this multiple of |A| where A < 0.
 
     Args:
         logp: [M] with gradient.
-        logp_old: [M] without.
+        ratio: [M] of `ratio_of`, with gradient.
         advantages: [M], the same for every token of an answer.
-        clip_low: eps_low of the band.
-        clip_high: eps_high of the band.
-        dual_clip: bound the loss at this multiple of |A| where A < 0; None is off.
-        clip: which of the two.
-        lengths: as of `ratio_of`.
+        objective: of the plan.
     """
-    ratio = ratio_of(logp, logp_old, lengths)  # [M]
-    if clip == "cispo":
-        return ratio.detach().clamp(max=1 + clip_high) * advantages * logp
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages  # [M]
+    if objective.clip == "cispo":
+        return ratio.detach().clamp(max=1 + objective.clip_high) * advantages * logp
+    clipped = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high) * advantages  # [M]
     gain = torch.minimum(ratio * advantages, clipped)  # [M]
-    if dual_clip is not None:
-        gain = torch.where(advantages < 0, torch.maximum(gain, dual_clip * advantages), gain)  # [M]
+    if objective.dual_clip is not None:
+        gain = torch.where(advantages < 0, torch.maximum(gain, objective.dual_clip * advantages), gain)  # [M]
     return gain
 
 
-def is_clipped(
-    logp: Tensor,
-    logp_old: Tensor,
-    advantages: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-    clip: Literal["ppo", "cispo"] = "ppo",
-    lengths: Tensor | None = None,
-) -> Tensor:
-    """Tokens whose gradient a clip removes: ratio outside the band on the side that A pushes to, or beyond the bound of
-    the dual clip where A < 0. Under `cispo`, tokens whose weight it cuts. Arguments as of `policy_gain`. All [M]."""
-    ratio = ratio_of(logp, logp_old, lengths)  # [M]
-    if clip == "cispo":
-        return (advantages != 0) & (ratio > 1 + clip_high)
-    outside = ratio < 1 - clip_low  # [M]
-    if dual_clip is not None:
-        outside = outside | (ratio > dual_clip)
-    return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & outside)  # [M]
+def is_clipped(ratio: Tensor, advantages: Tensor, objective: Objective) -> Tensor:
+    """Return tokens whose gradient a clip removes: ratio outside the band on the side that A pushes to, or beyond the
+    bound of the dual clip where A < 0. Under `cispo`, tokens whose weight it cuts. All [M]."""
+    above = ratio > 1 + objective.clip_high  # [M]
+    if objective.clip == "cispo":
+        return (advantages != 0) & above
+    outside = ratio < 1 - objective.clip_low  # [M]
+    if objective.dual_clip is not None:
+        outside = outside | (ratio > objective.dual_clip)
+    return ((advantages > 0) & above) | ((advantages < 0) & outside)  # [M]
 
 
 def donor_gain(logp: Tensor, advantages: Tensor, denominator: Literal["unit", "shaped"]) -> Tensor:
@@ -654,7 +630,9 @@ class Learner:
             if self._plan.donor_denominator == "donor" and part.logp_written is not None:
                 part.logp_old = torch.where(part.is_donor, part.logp_written, part.logp_old)  # [M]
             self._correct(part, figures)
-        gain = self._gain(logp, part)  # [M]
+        lengths = part.stream.lengths if settings.ratio == "sequence" else None
+        ratio = ratio_of(logp, part.logp_old, lengths)  # [M]
+        gain = self._gain(logp, ratio, part)  # [M]
         loss = -((gain if part.factor is None else part.factor * gain) * weights).sum()
         if part.logp_reference is not None:
             kl = k3(logp, part.logp_reference)  # [M]
@@ -669,24 +647,14 @@ class Learner:
         if not part.counts:
             return
         with torch.no_grad():
-            figures.add_ratio(logp, part, self._plan, first=first)
+            figures.add_ratio(logp, ratio, part, self._plan, first=first)
 
-    def _gain(self, logp: Tensor, part: _Part) -> Tensor:
-        """Return each token's term of what is maximised. logp: [M]; returns [M]."""
-        settings, denominator = self._plan.objective, self._plan.donor_denominator
-        assert part.logp_old is not None  # noqa: S101  # set by the first pass
+    def _gain(self, logp: Tensor, ratio: Tensor, part: _Part) -> Tensor:
+        """Return each token's term of what is maximised. All [M]."""
+        denominator = self._plan.donor_denominator
         if part.likelihood:
             return logp * part.advantages
-        gain = policy_gain(
-            logp,
-            part.logp_old,
-            part.advantages,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            dual_clip=settings.dual_clip,
-            clip=settings.clip,
-            lengths=_lengths(part, settings),
-        )  # [M]
+        gain = policy_gain(logp, ratio, part.advantages, self._plan.objective)  # [M]
         if part.donor_tokens and (denominator == "unit" or denominator == "shaped"):
             gain = torch.where(part.is_donor, donor_gain(logp, part.advantages, denominator), gain)  # [M]
         return gain
@@ -705,11 +673,6 @@ class Learner:
         if part.counts:
             figures.add_sum("truncated", beyond & ~part.is_donor)
             figures.add_sum("missing", missing & ~part.is_donor)
-
-
-def _lengths(part: _Part, settings: Objective) -> Tensor | None:
-    """Return what `ratio_of` wants of a part."""
-    return part.stream.lengths if settings.ratio == "sequence" else None
 
 
 def _written(answer: Answer) -> Sequence[float]:
@@ -743,11 +706,9 @@ class _Figures:
         more = per_token.detach().sum(dtype=torch.float64)
         self._sums[name] = self._sums[name] + more if name in self._sums else more
 
-    def add_ratio(self, logp: Tensor, part: _Part, plan: Plan, *, first: bool) -> None:
-        settings = plan.objective
-        assert part.logp_old is not None  # noqa: S101  # set by the first forward of the same call
-        lengths = _lengths(part, settings)
-        self.deviation.append((ratio_of(logp, part.logp_old, lengths) - 1).abs().max().double())
+    def add_ratio(self, logp: Tensor, ratio: Tensor, part: _Part, plan: Plan, *, first: bool) -> None:
+        """Take the ratios of a part in. logp, ratio: [M]."""
+        self.deviation.append((ratio - 1).abs().max().double())
         if first:
             self._deviation_first = self.deviation
             self._tokens += len(logp)
@@ -757,16 +718,7 @@ class _Figures:
             return
         if part.likelihood:
             return
-        clipped = is_clipped(
-            logp,
-            part.logp_old,
-            part.advantages,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            dual_clip=settings.dual_clip,
-            clip=settings.clip,
-            lengths=lengths,
-        )
+        clipped = is_clipped(ratio, part.advantages, plan.objective)
         if plan.donor_denominator in ("unit", "shaped"):
             clipped = clipped & ~part.is_donor
         self.add_sum("clipped", clipped)

@@ -11,6 +11,7 @@ import torch
 
 from silo.trainer import grpo
 from silo.trainer.decoder import token_logp
+from tests.algorithms.ratios import clipped_of, gain_of
 
 pytestmark = pytest.mark.torch
 CLIP = {"clip_low": 0.2, "clip_high": 0.25}
@@ -92,7 +93,7 @@ def fast_loss(groups: list[list[SlowAnswer]], settings: Settings) -> float:
     lengths = torch.tensor([len(answer.logp) for _, answer in rows])
     of_tokens, advantages = weights.repeat_interleave(lengths), advantages.repeat_interleave(lengths)  # [M]
     logp, old, reference = joined("logp"), joined("old"), joined("reference")
-    gain = grpo.policy_gain(logp, old, advantages, **CLIP, dual_clip=settings.dual_clip)
+    gain = gain_of(logp, old, advantages, **CLIP, dual_clip=settings.dual_clip)
     return float(((settings.kl * grpo.k3(logp, reference) - gain) * of_tokens).sum())
 
 
@@ -145,18 +146,18 @@ def test_order_of_answers_changes_nothing(seed: int) -> None:
 )
 def test_a_clip(advantage: float, ratio: float, gain: float, gradient_is_zero: bool) -> None:
     logp = torch.tensor([math.log(ratio)], requires_grad=True)
-    value = grpo.policy_gain(logp, torch.zeros(1), torch.tensor([advantage]), **CLIP)
+    value = gain_of(logp, torch.zeros(1), torch.tensor([advantage]), **CLIP)
     value.sum().backward()
     assert value.item() == pytest.approx(gain)
     assert logp.grad is not None
     assert logp.grad.item() == pytest.approx(0.0 if gradient_is_zero else advantage * ratio)
-    clipped = grpo.is_clipped(logp.detach(), torch.zeros(1), torch.tensor([advantage]), **CLIP)
+    clipped = clipped_of(logp.detach(), torch.zeros(1), torch.tensor([advantage]), **CLIP)
     assert clipped.item() is gradient_is_zero
 
 
 def test_dual_clip_bounds_only_what_pushes_down() -> None:
     logp = torch.log(torch.tensor([10.0, 10.0]))
-    gain = grpo.policy_gain(logp, torch.zeros(2), torch.tensor([-1.0, 1.0]), **CLIP, dual_clip=3.0)
+    gain = gain_of(logp, torch.zeros(2), torch.tensor([-1.0, 1.0]), **CLIP, dual_clip=3.0)
     assert gain.tolist() == pytest.approx([-3.0, 1.25])
 
 
@@ -166,8 +167,8 @@ def test_clipped_is_what_has_no_gradient_with_the_dual_clip_too() -> None:
         logp = torch.tensor(ratios * 2).log().requires_grad_()
         advantages = torch.tensor([-1.0] * len(ratios) + [1.0] * len(ratios))
         options = {**CLIP, "dual_clip": dual_clip}
-        grpo.policy_gain(logp, torch.zeros_like(logp), advantages, **options).sum().backward()
-        clipped = grpo.is_clipped(logp.detach(), torch.zeros_like(logp), advantages, **options)
+        gain_of(logp, torch.zeros_like(logp), advantages, **options).sum().backward()
+        clipped = clipped_of(logp.detach(), torch.zeros_like(logp), advantages, **options)
         assert logp.grad is not None
         assert clipped.tolist() == (logp.grad == 0).tolist()
         assert clipped[: len(ratios)].tolist() == [True, *[False] * 4, *[dual_clip is not None] * 2]
@@ -193,7 +194,7 @@ def test_d_first_update_is_the_mean_policy_gradient() -> None:
     logp = torch.full((sum(lengths),), -1.0, requires_grad=True)
     weights = grpo.row_weights(torch.tensor(lengths), torch.tensor([4] * 4), 1, "response-mean")
     counts = torch.tensor(lengths)
-    gain = grpo.policy_gain(logp, logp.detach(), advantages.repeat_interleave(counts), **CLIP)
+    gain = gain_of(logp, logp.detach(), advantages.repeat_interleave(counts), **CLIP)
     (gain * weights.repeat_interleave(counts)).sum().backward()
     assert logp.grad is not None
     for row, part in enumerate(logp.grad.split(lengths)):
@@ -214,7 +215,7 @@ def test_g_the_last_token_counts() -> None:
     old = torch.full((3,), -1.0)
     moved = old.clone()
     moved[-1] += 0.1
-    gain = grpo.policy_gain(moved, old, torch.ones(3), **CLIP)
+    gain = gain_of(moved, old, torch.ones(3), **CLIP)
     assert gain.tolist() == pytest.approx([1.0, 1.0, math.exp(0.1)])
 
 
@@ -260,7 +261,7 @@ def test_no_log_ratio_makes_a_gradient_that_is_not_finite(advantage: float, dist
     """exp overflows beyond 88; a clipped token's gradient would be 0 x inf."""
     logp = torch.tensor([-1.0, -1.0], requires_grad=True)
     old = torch.tensor([-1.0 - distance, -1.0])
-    gain = grpo.policy_gain(logp, old, torch.full((2,), advantage), clip_low=0.2, clip_high=0.25, dual_clip=3.0)
+    gain = gain_of(logp, old, torch.full((2,), advantage), clip_low=0.2, clip_high=0.25, dual_clip=3.0)
     (gradient,) = torch.autograd.grad(gain.sum(), logp)
     assert torch.isfinite(gain).all() and torch.isfinite(gradient).all()
     assert float(gradient[1]) == advantage  # the token beside it is what it would be alone

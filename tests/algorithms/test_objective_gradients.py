@@ -18,6 +18,7 @@ from torch import Tensor
 from fedsilo.protocol.plan import Plan
 from silo.trainer import grpo
 from silo.trainer.grpo import Answer, Group
+from tests.algorithms.ratios import gain_of
 from tests.algorithms.test_trl_agreement import LEARNING_RATE, WHOLE, Epoch, our_epochs
 from tests.algorithms.tiny import make_adapter, make_plan, peft_twin
 
@@ -212,7 +213,7 @@ def test_the_slope_of_one_token_is_what_a_pencil_gives(seed: int) -> None:
     held = held or (dual is not None and advantage < 0 and ratio > dual)
     live = torch.tensor([logp], dtype=torch.float64, requires_grad=True)
     given = [torch.tensor([value], dtype=torch.float64) for value in (old, advantage, reference)]
-    gain = grpo.policy_gain(live, given[0], given[1], clip_low=low, clip_high=high, dual_clip=dual)
+    gain = gain_of(live, given[0], given[1], clip_low=low, clip_high=high, dual_clip=dual)
     (slope,) = torch.autograd.grad(gain.sum(), live)
     assert slope.item() == pytest.approx(0.0 if held else ratio * advantage, rel=1e-9)
     (slope,) = torch.autograd.grad(grpo.k3(live, given[2]).sum(), live)

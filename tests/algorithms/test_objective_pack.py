@@ -37,6 +37,7 @@ from silo.trainer.grpo import Answer, Group, Learner
 from silo.trainer.rollout.embedded import EmbeddedEngine
 from silo.trainer.rollout.engine import Rollout
 from tests.algorithms import test_trl_agreement as trl_agreement
+from tests.algorithms.ratios import clipped_of, gain_of
 from tests.algorithms.test_objective_gradients import token_terms
 from tests.algorithms.test_trl_agreement import (
     FAR,
@@ -260,11 +261,11 @@ def test_the_ratio_of_a_sequence_by_hand(
     logp = torch.tensor([*log_ratios, 0.0], requires_grad=True)
     lengths = torch.tensor([2, 1])
     options: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.25, "lengths": lengths}
-    found = grpo.policy_gain(logp, torch.zeros(3), torch.full((3,), advantage), **options)
+    found = gain_of(logp, torch.zeros(3), torch.full((3,), advantage), **options)
     assert found.tolist() == pytest.approx([gain, gain, advantage])
     (gradient,) = torch.autograd.grad(found[:2].sum() / 2, logp)
     assert gradient.tolist() == pytest.approx([slope, slope, 0.0])
-    clipped = grpo.is_clipped(logp.detach(), torch.zeros(3), torch.full((3,), advantage), **options)
+    clipped = clipped_of(logp.detach(), torch.zeros(3), torch.full((3,), advantage), **options)
     assert clipped.tolist() == [slope == 0.0, slope == 0.0, False]
 
 
@@ -274,11 +275,11 @@ def test_cispo_takes_weight_and_never_the_gradient(advantage: float, ratio: floa
     logp = torch.tensor([-1.5], requires_grad=True)
     old = torch.tensor([-1.5 - math.log(ratio)])
     options: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.25, "clip": "cispo"}
-    gain = grpo.policy_gain(logp, old, torch.tensor([advantage]), **options)
+    gain = gain_of(logp, old, torch.tensor([advantage]), **options)
     assert gain.item() == pytest.approx(weight * advantage * -1.5)
     (slope,) = torch.autograd.grad(gain.sum(), logp)
     assert slope.item() == pytest.approx(weight * advantage)
-    clipped = grpo.is_clipped(logp.detach(), old, torch.tensor([advantage]), **options)
+    clipped = clipped_of(logp.detach(), old, torch.tensor([advantage]), **options)
     assert clipped.item() is (ratio > 1.25)
 
 
@@ -290,7 +291,7 @@ def test_the_slope_of_a_sequence_is_the_numeric_one(seed: int) -> None:
     advantages = torch.tensor([1.0, -1.0, -0.5], dtype=torch.float64).repeat_interleave(lengths)
 
     def total(at: torch.Tensor) -> torch.Tensor:
-        return grpo.policy_gain(at, old, advantages, clip_low=0.2, clip_high=0.25, dual_clip=3.0, lengths=lengths).sum()
+        return gain_of(at, old, advantages, clip_low=0.2, clip_high=0.25, dual_clip=3.0, lengths=lengths).sum()
 
     live = logp.clone().requires_grad_()
     (slopes,) = torch.autograd.grad(total(live), live)
