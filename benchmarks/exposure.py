@@ -73,7 +73,7 @@ from fedsilo.protocol.tasks import (
 )
 from silo.sampling import TaskGiver
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-from silo.trainer.data import Grader, TaskRow, TextCodec, load_codec
+from silo.trainer.data import Grader, TextCodec, load_codec
 from silo.trainer.decoder import stream_of, token_logp
 from silo.trainer.rollout.embedded import EmbeddedEngine
 from silo.trainer.rollout.engine import Question
@@ -222,7 +222,7 @@ def _payload(tensors: dict[str, Array], plan: Plan) -> bytes:
     )
 
 
-def train(setting: Setting, private: Mapping[str, Sequence[TaskRow]], public: Sequence[TaskRow]) -> Federation:
+def train(setting: Setting, private: Mapping[str, Sequence[Task]], public: Sequence[Task]) -> Federation:
     """Carry out the setting's plan on these rows. private: by silo, for every silo of the plan."""
     plan = setting.plan
     federation = Federation(plan, method_named(plan.method), choose=lambda count: 0)
@@ -262,7 +262,7 @@ class Answers:
 class Examiner:
     """Asks any adapter the same canaries with the same random numbers, `samples` times each."""
 
-    def __init__(self, setting: Setting, canaries: Sequence[TaskRow], samples: int) -> None:
+    def __init__(self, setting: Setting, canaries: Sequence[Task], samples: int) -> None:
         self._setting = setting
         self._canaries = canaries
         self._samples = samples
@@ -278,7 +278,7 @@ class Examiner:
     def _passed(self) -> list[int]:
         codec, rollout = self._setting.codec, self._setting.plan.rollout
 
-        def draws(canary: TaskRow) -> tuple[np.random.Generator, ...]:
+        def draws(canary: Task) -> tuple[np.random.Generator, ...]:
             keys = ((canary.id, sample) for sample in range(self._samples))
             return tuple(generator(seed_of(self._setting.plan.seed, "exposure-sample", *key)) for key in keys)
 
@@ -321,9 +321,9 @@ class Trial:
 
 def expose(
     setting: Setting,
-    private: Mapping[str, Sequence[TaskRow]],
-    public: Sequence[TaskRow],
-    canaries: Sequence[TaskRow],
+    private: Mapping[str, Sequence[Task]],
+    public: Sequence[Task],
+    canaries: Sequence[Task],
     is_trained: Sequence[bool],
     samples: int,
 ) -> Trial:

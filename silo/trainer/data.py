@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
@@ -183,34 +183,17 @@ def load_codec(folder: Path, template: str | None = None) -> TextCodec:
     return TextCodec(tokenizer, ending_ids(folder), template)
 
 
-class TaskRow(Protocol):
-    """One line of a task file (fedsilo.files.task_files.Task)."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def prompt(self) -> str: ...
-    @property
-    def answer(self) -> str: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def group(self) -> str: ...
-    @property
-    def solution(self) -> str: ...
-
-
 @dataclass(frozen=True)
 class Split:
     """Private rows in file order. `digest` names both sides and every row's content; keyed by the site secret, so it
     tells nobody else anything."""
 
-    training: tuple[TaskRow, ...]
-    holdout: tuple[TaskRow, ...]
+    training: tuple[Task, ...]
+    holdout: tuple[Task, ...]
     digest: str
 
 
-def clusters_of(rows: Sequence[TaskRow]) -> list[tuple[str, str]]:
+def clusters_of(rows: Sequence[Task]) -> list[tuple[str, str]]:
     """Name of each row's cluster: rows of one group belong together, and so do rows with one prompt.
 
     Prompts are compared as the `exact` verifier compares answers: Unicode forms, letter case and white space aside.
@@ -233,7 +216,7 @@ def clusters_of(rows: Sequence[TaskRow]) -> list[tuple[str, str]]:
     return [top(name) for name in names]
 
 
-def split_holdout(rows: Sequence[TaskRow], share: float, site_secret: bytes) -> Split:
+def split_holdout(rows: Sequence[Task], share: float, site_secret: bytes) -> Split:
     """Set rows aside that are never trained on, to measure on.
 
     A row's side hangs on the site secret and on its cluster (`clusters_of`), on nothing else: neither a group nor the
@@ -291,7 +274,7 @@ class PromptSet:
         return list(self.by_row.values())
 
 
-def encode_prompts(rows: Sequence[TaskRow], codec: TextCodec, max_prompt_tokens: int) -> PromptSet:
+def encode_prompts(rows: Sequence[Task], codec: TextCodec, max_prompt_tokens: int) -> PromptSet:
     """Rows whose prompt has more tokens than the plan allows are counted and left out."""
     by_row = {}
     overlong = 0
@@ -318,7 +301,7 @@ class IndexSettings:
 
 
 def provide_index(
-    settings: IndexSettings | None, private: Sequence[TaskRow], public: Sequence[TaskRow], scratch: Path | None
+    settings: IndexSettings | None, private: Sequence[Task], public: Sequence[Task], scratch: Path | None
 ) -> dict[str, Any]:
     """Find or build the index.
 
@@ -343,7 +326,7 @@ def provide_index(
 
 
 def _found_or_built(
-    settings: IndexSettings, private: Sequence[TaskRow], public: Sequence[TaskRow], scratch: Path
+    settings: IndexSettings, private: Sequence[Task], public: Sequence[Task], scratch: Path
 ) -> dict[str, Any]:
     name = f"{_PREFIX}{_digest(settings, private, public)}{_SUFFIX}"
     built = not _is_good(scratch / name, settings.key)
@@ -365,13 +348,13 @@ def _found_or_built(
     return {"file": name, "records": len(private), "built": built}
 
 
-def _texts(rows: Sequence[TaskRow]) -> Iterator[str]:
+def _texts(rows: Sequence[Task]) -> Iterator[str]:
     for row in rows:
         yield row.prompt
         yield row.answer
 
 
-def _digest(settings: IndexSettings, private: Sequence[TaskRow], public: Sequence[TaskRow]) -> str:
+def _digest(settings: IndexSettings, private: Sequence[Task], public: Sequence[Task]) -> str:
     """Names settings and corpus; keyed, so that the file's name tells nobody which records it is made of."""
     digest = hmac.new(settings.key, b"fedsilo overlap index file", hashlib.sha256)
     digest.update(canonical_json([settings.n, settings.false_positive_rate, settings.background]) + b"\n")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedsilo.files.task_files import Task
 from fedsilo.protocol.codec import Array, Buffer, decode_factors
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.factors import Fixed, is_fixed
@@ -25,7 +26,7 @@ from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.reusable_buffer import ReusableBuffer
 from silo.trainer.adapters import TrainedState
 from silo.trainer.agreement import AgreementWatch, Limits
-from silo.trainer.data import Grader, Prompt, PromptSet, Split, TaskRow, TextCodec, grade_distinct
+from silo.trainer.data import Grader, Prompt, PromptSet, Split, TextCodec, grade_distinct
 from silo.trainer.grpo import Answer, Group, Learner, has_zero_variance
 from silo.trainer.rollout.engine import PromptSource, Question, Rollout, RolloutEngine, RolloutPlace
 
@@ -59,9 +60,9 @@ class Material:
     silo: str
     model: Any
     codec: TextCodec
-    private: Sequence[TaskRow]
-    public: Sequence[TaskRow]
-    held_out: Sequence[TaskRow]
+    private: Sequence[Task]
+    public: Sequence[Task]
+    held_out: Sequence[Task]
     private_grader: Grader
     public_grader: Grader
     held_out_grader: Grader
