@@ -377,11 +377,7 @@ def help_lines(tags: Set[str], context: Context, why_off: Callable[[str], str], 
     """Every action of a screen: its key, what it does, its command, and why it is off. Keys that change something come
     first: they are why somebody is there.
 
-    Args:
-        tags: of the screen, as `console.actions` has them.
-        context: for the commands.
-        why_off: an action's name -> why it cannot be done now, or nothing.
-        cells: width.
+    why_off: an action's name -> why it cannot be done now, or nothing.
     """
     lines: list[Line] = [
         *wrap(FIRST, cells, "strong"),

@@ -286,12 +286,7 @@ class Console(LetsThrough):
             self._feed = None
 
     def run_on(self, connect: Callable[[], Source], **options: Any) -> None:
-        """Run it on a source; returns when the person leaves.
-
-        Args:
-            connect: makes the source, again after each loss.
-            options: of `run_to_the_end`.
-        """
+        """Run on a source; returns when the person leaves. options: of `run_to_the_end`."""
         forget_pinned_size()
         self.read_from(connect)
         try:
@@ -752,10 +747,7 @@ class FedScreen(Screen[None]):
     def awaited_lines(self, key: str, cells: int, *, there: bool) -> list[Line]:
         """Return why an answer is missing or old; while it is on its way, with a sign of that.
 
-        Args:
-            key: of the answer.
-            cells: width.
-            there: what is wanted of it has come.
+        there: what is wanted of it has come.
         """
         snapshot = self.fed.snapshot
         rows = conditions.answer_lines(snapshot, key, self.fed.now(), cells, opened_at=self.opened_at)
