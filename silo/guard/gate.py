@@ -298,7 +298,8 @@ class Gate:
                 return Held(place, decision, facts, payload)
             # Counted first: a crash between the two writes costs a number, never lets an uncounted byte out.
             sequence = self.judge.count(facts, place.run)
-            if not isinstance(self._channel, FileChannel) and polls.is_empty(place.kind, message.body):
+            by_line = not isinstance(self._channel, FileChannel)
+            if by_line and not content and polls.is_empty(place.kind, message.body):
                 # Many empty polls over a line share one record, which is on disk before the first of them leaves (P2).
                 window = self._windows.take(
                     self.judge.site.coordinator_id,
