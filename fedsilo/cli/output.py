@@ -170,6 +170,7 @@ ACTIONS_OF_COMMANDS: Mapping[str, str] = {
     "approvals.release": "halt.release",
     "approvals.defer": "release.defer",
     "approvals.payload": "payload.read",
+    "ledger.accept": "halt.release",  # which `silo start` verifies (silo/guard/ledger_check.py)
 }
 SITE_CA, ROLES = "site_ca.crt", "roles.yaml"
 

@@ -27,6 +27,7 @@ from fedsilo.cli import silo as cli_silo
 from fedsilo.cli.output import ACTIONS_OF_COMMANDS, command, emit
 from fedsilo.control.client import ControlClient, Operator, sign_as
 from fedsilo.control.dry_run import DryRun, dry_run
+from silo.guard import ledger_check
 from silo.guard.commands import Orders
 from silo.guard.ledger import Ledger
 from silo.guard.site import LEDGER
@@ -287,6 +288,7 @@ def test_commands_stand_for_the_actions_that_the_daemons_register() -> None:
     assert len(desk.actions) >= 8
     for name, action in desk.actions.items():
         assert ACTIONS_OF_COMMANDS.get(name, name) == action, name
+    assert ACTIONS_OF_COMMANDS[ledger_check.ACCEPT] == ledger_check.MAY_ACCEPT
     assert set(ACTIONS_OF_COMMANDS.values()) <= ACTIONS.keys()
     # T36: what changes something is known to whoever verifies the signature that its record keeps
     known = {*COMMANDS.values(), "approvals.approve", "approvals.release"}

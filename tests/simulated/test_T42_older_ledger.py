@@ -568,6 +568,10 @@ def test_T42_silo_ledger_accept_shows_what_the_ledger_forgot_and_needs_two_peopl
     code, answer = run(*line, "alice")
     assert code == 2 and digest in answer["error"]["hint"]
     assert run(*line, "alice", "--expect-digest", "0" * 64)[0] == 6
+    code, answer = run(*line, "alice", "--expect-digest", digest, "--dry-run")
+    assert code == 0, answer
+    code, answer = run(*line, "dave", "--expect-digest", digest, "--dry-run")
+    assert code == 4, answer
     code, answer = run(*line, "alice", "--expect-digest", digest)
     assert (code, answer["data"]["approvers"]) == (9, ["alice"])
     assert run(*line, "dave", "--expect-digest", digest)[0] == 4
