@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from coordinator import store as db
 from coordinator.driver import Driver
@@ -33,14 +34,14 @@ class Waiting:
         self.looks = 0
         self.found: list[bool] = []
         self._looked = threading.Event()
-        has_pending = Driver._has_pending
+        is_pending = Driver._is_pending
 
-        def counted(driver: Driver, name: str) -> bool:
+        def counted(driver: Driver, session: Session, name: str) -> bool:
             self.looks += name == silo
             self._looked.set()
-            return has_pending(driver, name)
+            return is_pending(driver, session, name)
 
-        monkeypatch.setattr(Driver, "_has_pending", counted)
+        monkeypatch.setattr(Driver, "_is_pending", counted)
         self.thread = threading.Thread(
             target=lambda: self.found.append(house.driver.wait_for_pending(silo, WAIT_SECONDS)), daemon=True
         )
