@@ -154,7 +154,7 @@ class Session:
     @property
     def _begun(self) -> Run:
         if self._run is None:
-            raise UsageError("no run has begun in this trainer", code=BAD_TASK)
+            raise UsageError("no run has begun in this trainer")
         return self._run
 
     @property
@@ -195,7 +195,9 @@ class Session:
             OperationError: the task does not fit what was done before, or the update was not finite.
             PeerError: the adapter does not fit the schema.
         """
-        run, carry_out = self._begun, CARRIED_OUT.get(type(task))
+        run, carry_out = self._run, CARRIED_OUT.get(type(task))
+        if run is None:
+            raise UsageError("no run has begun in this trainer", code=BAD_TASK)
         if carry_out is None:
             raise OperationError(f"there is no task {task.name}", code=BAD_TASK)
         started = self._seconds()
