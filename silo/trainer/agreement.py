@@ -50,7 +50,7 @@ from torch import Tensor
 from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.randomness import generator, private_seed_of
-from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.adapters import TrainedState
 from silo.trainer.decoder import Decoder, Factors, Projection, Stream, low_rank_linear, stream_of, token_logp
 from silo.trainer.rollout.engine import PromptSource, Question, Rollout
 from silo.trainer.scale_out import Processes
@@ -568,7 +568,7 @@ class Probe:
         rounds_once: whether the engine rounds a layer and its factors together, as the trainer does.
     """
 
-    def __init__(self, adapter: LoraAdapter, temperature: float, *, rounds_once: bool = True) -> None:
+    def __init__(self, adapter: TrainedState, temperature: float, *, rounds_once: bool = True) -> None:
         self._adapter = adapter
         self._temperature = temperature
         self._rounds_once = rounds_once
@@ -644,7 +644,7 @@ class AgreementWatch:
 
     def __init__(
         self,
-        adapter: LoraAdapter,
+        adapter: TrainedState,
         temperature: float,
         draw: Draw,
         limits: Limits,

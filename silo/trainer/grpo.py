@@ -32,7 +32,7 @@ from fedsilo.protocol.codec import Array
 from fedsilo.protocol.errors import OperationError
 from fedsilo.protocol.plan import Objective, Plan
 from silo.budgets import SCORES_MAX
-from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.adapters import TrainedState
 from silo.trainer.decoder import Padding, Stream, stream_of, token_logp
 from silo.trainer.scale_out import BAD_TASK, Processes, dealt
 
@@ -380,7 +380,7 @@ class Learner:
 
     def __init__(
         self,
-        adapter: LoraAdapter,
+        adapter: TrainedState,
         plan: Plan,
         *,
         microbatch_tokens: int,

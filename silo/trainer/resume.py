@@ -40,7 +40,7 @@ from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import FedSiloError, NotFoundError, OperationError
 from fedsilo.protocol.methods import TASKS
 from silo.link import LinkMessage
-from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.adapters import TrainedState
 from silo.trainer.agreement import PREFIX
 from silo.trainer.data import PromptSet
 from silo.trainer.grpo import Answer
@@ -142,7 +142,7 @@ def restore(run: Run, state: SessionState) -> None:
     run.base_digest, run.open_step, run.donors_trained, run.position = base_digest, opened, donors_trained, position
 
 
-def surroundings(adapter: LoraAdapter, processes: int) -> dict[str, Any]:
+def surroundings(adapter: TrainedState, processes: int) -> dict[str, Any]:
     """Return the versions and devices on which equal bits depend, besides the state itself."""
     weight = adapter.decoder.embedding
     return {
@@ -155,7 +155,7 @@ def surroundings(adapter: LoraAdapter, processes: int) -> dict[str, Any]:
     }
 
 
-def same_surroundings(state: SessionState, adapter: LoraAdapter, processes: int) -> bool:
+def same_surroundings(state: SessionState, adapter: TrainedState, processes: int) -> bool:
     """Return whether what follows has the bits of an undisturbed run, and not only its values to rounding."""
     return bool(state.facts.get("surroundings") == surroundings(adapter, processes))
 

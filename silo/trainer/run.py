@@ -24,7 +24,7 @@ from fedsilo.protocol.factors import Fixed, is_fixed
 from fedsilo.protocol.plan import Plan
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.reusable_buffer import ReusableBuffer
-from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.adapters import TrainedState
 from silo.trainer.agreement import AgreementWatch, Limits
 from silo.trainer.data import Grader, Prompt, PromptSet, Split, TextCodec, grade_distinct
 from silo.trainer.grpo import Answer, Group, Learner, has_zero_variance
@@ -139,7 +139,7 @@ class Run:
     private: PromptSet
     public: PromptSet
     held_out: PromptSet
-    adapter: LoraAdapter
+    adapter: TrainedState
     learner: Learner
     engine: RolloutEngine
     agreement: AgreementWatch

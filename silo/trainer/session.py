@@ -19,7 +19,8 @@ from fedsilo.protocol.methods import method_named, require_donor_logp
 from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import TrainerTask
 from silo.reusable_buffer import ReusableBuffer
-from silo.trainer.adapters.lora import LoraAdapter, LoraShape
+from silo.trainer.adapters import TrainedState, state_for
+from silo.trainer.adapters.lora import LoraShape
 from silo.trainer.agreement import AgreementWatch, keyed_draw
 from silo.trainer.data import Grader, Mark, PromptSet, encode_prompts, mark_of, split_holdout
 from silo.trainer.grpo import Learner
@@ -86,11 +87,11 @@ class Session:
                 f"max_prompt_tokens {limit} + max_new_tokens {plan.rollout.max_new_tokens} exceed the model's "
                 f"context of {context}"
             )
-        self._run = self._run_of(plan, LoraAdapter(material.model, shape), private, public, held_out)
+        self._run = self._run_of(plan, state_for(material.model, shape), private, public, held_out)
         return {"private": private.overlong, "public": public.overlong, "held_out": held_out.overlong}
 
     def _run_of(
-        self, plan: Plan, adapter: LoraAdapter, private: PromptSet, public: PromptSet, held_out: PromptSet
+        self, plan: Plan, adapter: TrainedState, private: PromptSet, public: PromptSet, held_out: PromptSet
     ) -> Run:
         """Put together what the run's tasks work on."""
         material, group, servers = self._material, self._group, self._material.rollout
@@ -143,7 +144,7 @@ class Session:
             stays=method_named(plan.method).stays,
         )
 
-    def _engine(self, adapter: LoraAdapter) -> RolloutEngine:
+    def _engine(self, adapter: TrainedState) -> RolloutEngine:
         material, stop_ids = self._material, self._material.codec.stop_ids
         if material.rollout is not None:
             return VllmEngine(

@@ -151,14 +151,7 @@ class LoraAdapter:
     def exported(
         self, base_digest: str, schema_sha256: str, buffer: ReusableBuffer | None, stays: Fixed = "none"
     ) -> Buffer:
-        """Return the payload of `delta`.
-
-        Args:
-            base_digest: of the adapter at the round's start.
-            schema_sha256: of the plan.
-            buffer: memory for it; None: memory of its own.
-            stays: what is trained and not in the update.
-        """
+        """Return the payload of `delta`; arguments as of `TrainedState.exported`."""
         delta = {name: values for name, values in self.delta().items() if not is_fixed(name, stays)}
         header, size_bytes = factors_head(
             delta,

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.protocol.errors import OperationError
-from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.adapters import TrainedState
 from silo.trainer.rollout.engine import PromptSource, Question, Rollout, RolloutPlace
 from silo.unix_http import Answer, Call, ServerGone, ask
 
@@ -70,7 +70,7 @@ class VllmEngine:
     """
 
     def __init__(
-        self, adapter: LoraAdapter, place: RolloutPlace, *, stop_ids: Collection[int], vocabulary: int
+        self, adapter: TrainedState, place: RolloutPlace, *, stop_ids: Collection[int], vocabulary: int
     ) -> None:
         self._adapter = adapter
         self._stop_ids = frozenset(stop_ids)
@@ -236,7 +236,7 @@ class _Server:
     # ---- requests ------------------------------------------------------------------------------------
 
     def complete(
-        self, bodies: Mapping[_Request, Mapping[str, Any]], adapter: LoraAdapter
+        self, bodies: Mapping[_Request, Mapping[str, Any]], adapter: TrainedState
     ) -> Iterator[tuple[_Request, str, Mapping[str, Any]]]:
         """(request, name of the adapter asked for, answer), each request once. Raises OperationError."""
         left = list(bodies)
@@ -337,7 +337,7 @@ class _Server:
 
     # ---- adapters ------------------------------------------------------------------------------------
 
-    def _push(self, adapter: LoraAdapter) -> str:
+    def _push(self, adapter: TrainedState) -> str:
         """Make the server hold this adapter as it is; its name there. Raises OperationError."""
         digest = adapter.name()
         if digest_in(self._loaded) == digest:

@@ -30,7 +30,7 @@ from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.randomness import generator, seed_of
 from fedsilo.protocol.swap import donors_wanted, replaced_positions
 from fedsilo.protocol.tasks import PublicStep
-from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.adapters import TrainedState
 from silo.trainer.data import Grader, Prompt, TextCodec, grade_distinct
 from silo.trainer.decoder import stream_of, token_logp
 from silo.trainer.grpo import Answer, Group, batch_of
@@ -313,7 +313,7 @@ def is_due(step: int, swap_period: int) -> bool:
 
 
 def swap_bound(
-    adapter: LoraAdapter, plan: Plan, before: Sequence[Group], after: Sequence[Group], alphas: Sequence[float]
+    adapter: TrainedState, plan: Plan, before: Sequence[Group], after: Sequence[Group], alphas: Sequence[float]
 ) -> SwapBound | None:
     """Take one donor of the first few swapped groups back out, and see what that does to the gradient.
 
@@ -344,7 +344,7 @@ def swap_bound(
     return SwapBound(mean(betas), max(betas), samples * swapped_share * mean(products))
 
 
-def gradient_change(adapter: LoraAdapter, plan: Plan, one: Group, other: Group) -> float:
+def gradient_change(adapter: TrainedState, plan: Plan, one: Group, other: Group) -> float:
     """Norm of the difference of two groups' gradients over the trained factors. Both are of one prompt."""
     coefficients: dict[tuple[int, ...], float] = {}
     for group, sign in ((one, 1.0), (other, -1.0)):
