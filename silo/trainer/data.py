@@ -17,12 +17,13 @@ output. It is a process of its own in the trainer's sandbox, because a model fol
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -61,8 +62,10 @@ def read_fields(kind: type[T], fields: object, what: str) -> T:
     """Read a message of the guard, as JSON brought it, into its dataclass.
 
     Raises:
-        UsageError: a field is missing or of another type; no value is shown, since some are secret.
+        UsageError: a field is missing, unknown or of another type; no value is shown, since some are secret.
     """
+    if isinstance(fields, Mapping) and (unknown := fields.keys() - {each.name for each in dataclasses.fields(kind)}):  # type: ignore[arg-type]
+        raise UsageError(f"{what} has a field {sorted(unknown)[0][:40]!r} that this version does not know")
     try:
         return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:

@@ -80,7 +80,7 @@ def test_settings_of_another_form_are_refused() -> None:
     good = {"key": KEY.hex(), "n": 8, "false_positive_rate": 1e-6, "background": True}
     assert read_fields(IndexSettings, good, "index") == SETTINGS
     without = {name: value for name, value in good.items() if name != "n"}
-    for wrong in ({**good, "key": "zz"}, {**good, "key": 7}, without, {**good, "n": None}):
+    for wrong in ({**good, "key": "zz"}, {**good, "key": 7}, without, {**good, "n": None}, {**good, "more": 1}):
         with pytest.raises(UsageError):
             read_fields(IndexSettings, wrong, "index")
 

@@ -1,5 +1,6 @@
 """What a run trains beside a frozen base model, whatever it is: the steps, the engines, the proof of agreement and the
-saved state know `TrainedState` alone, and the schema of the run decides which one it is (`state_for`)."""
+saved state know `TrainedState` alone, and the schema of the run decides which one it is (`state_for`). So another kind
+of state beside LoRA is one module here."""
 
 from __future__ import annotations
 
