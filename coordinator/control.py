@@ -356,7 +356,7 @@ def _nothing(session: Session, run: str) -> None:
     """Record nothing, for callers that no person ordered."""
 
 
-def _accepted(request: dict[str, Any]) -> strict_yaml.Document:
+def accepted_request(request: dict[str, Any]) -> strict_yaml.Document:
     """Return a request that was accepted earlier; its lines are gone with the file."""
     return strict_yaml.Document("run", request, {})
 
@@ -492,7 +492,7 @@ class Submissions:
             return True
 
     def _wait(self, name: str, request: dict[str, Any]) -> None:
-        document = _accepted(request)
+        document = accepted_request(request)
         plan = plan_from_request(document, self.fixed, silos_of(document, self.fixed.silos))
         due = self.driver.dependencies.monotonic() + plan.join_deadline_seconds
         # The default follows from the silos that are asked for, not from those that come.
@@ -559,7 +559,7 @@ class Submissions:
     def _start(self, session: Session, name: str, silos: tuple[str, ...]) -> None:
         item = self.waiting.pop(name)
         quorum = self._quorum(session, item.plan, silos)
-        plan = plan_from_request(_accepted({**item.request, "quorum": quorum}), self.fixed, silos)
+        plan = plan_from_request(accepted_request({**item.request, "quorum": quorum}), self.fixed, silos)
         row = session.get_one(db.Run, name)
         adapter = self._first_adapter(plan)
         row.plan, row.base_digest, row.adapter_digest = plan.canonical(), adapter.digest, adapter.digest

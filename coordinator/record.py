@@ -21,6 +21,7 @@ from coordinator.blobs import Blobs
 from fedsilo import __version__
 from fedsilo.files.durable import disk_error, write_durably
 from fedsilo.protocol.codec import canonical_json
+from fedsilo.protocol.methods import method_named
 from fedsilo.protocol.services import PROTOCOL_VERSION
 from fedsilo.protocol.transcript import RECORD_PREFIX
 from policies.schema import LoraSchema
@@ -176,13 +177,15 @@ class Outcome:
         return self.folder / run
 
     def write(self, session: Session, run: db.Run) -> None:
-        """Write the record and the adapter. Raises OperationError: the disk refused."""
+        """Write the record and the adapter; none where each silo has an own part of it, without which what is shared
+        computes nothing. Raises OperationError: the disk refused."""
         folder = self.folder_of(run.name)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise disk_error(f"cannot create {folder}", error) from error
-        if run.adapter_digest and run.adapter_digest != run.base_digest:
+        is_whole = not run.plan or method_named(json.loads(run.plan)["method"]).stays == "none"
+        if run.adapter_digest and run.adapter_digest != run.base_digest and is_whole:
             write_peft_folder(folder / "adapter", self.blobs.get(run.adapter_digest), self.schema, self.base_model)
         record = run_record(session, run, charter_digest=self.charter_digest)
         write_durably(folder / "run_record.json", sign_record(record, self.signer, self.key))

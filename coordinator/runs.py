@@ -774,9 +774,9 @@ class ActiveRun:
         return made.digest
 
     def _note_drift(self, session: Session, row: db.Round, result: Result) -> None:
-        """Note how far apart a round's updates are, where they are differences to an adapter that all silos have. A
-        payload that cannot be read costs the note, and not the round."""
-        if not row.base_digest:
+        """Note how far apart a round's updates are, where they are differences to an adapter that all silos have,
+        and all that the silos train. A payload that cannot be read costs the note, and not the round."""
+        if not row.base_digest or self.method.stays != "none":
             return
         try:
             payloads = [self.dependencies.blobs.get(each) for each in (row.base_digest, *result.upload_digests)]

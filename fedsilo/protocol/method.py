@@ -287,7 +287,8 @@ class Method:
         return self.aggregate is averaged and bool(self.kinds & TENSOR_KINDS)
 
     def fixed_in(self, plan: Plan, number: int) -> Fixed:
-        """Return what the uploads of a round do not hold, so that it comes down as it went."""
+        """Return what the uploads of a round do not hold, so that a coordinator leaves it as it was. What a method
+        leaves at each silo is not compared as it comes down: a silo goes on with its own."""
         return plan.lora.fixed_in(number) if self.stays == "none" else self.stays
 
     def kinds_under(self, plan: Plan) -> frozenset[str]:

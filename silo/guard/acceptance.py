@@ -176,10 +176,12 @@ class _Known:
 
 @dataclass
 class _Measuring:
-    """An adapter that is being measured. before, after: by set; asked: what the trainer works on, adapter and set."""
+    """An adapter that is being measured, with factors of this silo's own where the method leaves it some. before,
+    after: by set; asked: what the trainer works on, adapter and set."""
 
     run: str
     loaded: LoadAdapter
+    with_own: bool = False
     before: dict[PromptSet, Verdicts] = field(default_factory=dict)
     after: dict[PromptSet, Verdicts] = field(default_factory=dict)
     asked: tuple[str, PromptSet] = ("", "private")
@@ -243,8 +245,14 @@ class Acceptance:
         known = self._known
         return frozenset(each.digest for each in (*known.accepted, *known.held) if known.run == run)
 
-    def due(self, run: str, loaded: LoadAdapter) -> MeasureHoldout | WireCode | None:
+    def due(self, run: str, loaded: LoadAdapter, *, with_own: bool = False) -> MeasureHoldout | WireCode | None:
         """Return what is to be done with a round's adapter before the first step of training on it.
+
+        Args:
+            run: the open one.
+            loaded: the adapter.
+            with_own: this silo computes with factors of its own beside it, which change as it trains. Both adapters
+                are then measured with today's.
 
         Returns:
             None: nothing. A task: for the trainer, with `payload`; `take` gets the answer. A code: this site does not
@@ -263,7 +271,7 @@ class Acceptance:
             self._accept(loaded, "taken", {}, {})
             return None
         if self._measuring is None or (self._measuring.run, self._measuring.loaded) != (run, loaded):
-            self._measuring = _Measuring(run, loaded)
+            self._measuring = _Measuring(run, loaded, with_own)
         return self._next(self._measuring)
 
     @property
@@ -283,6 +291,8 @@ class Acceptance:
     def _next(self, measuring: _Measuring) -> MeasureHoldout | None:
         assert self._limits is not None  # noqa: S101  # else nothing is measured
         stored: Mapping[PromptSet, Verdicts] = self._known.accepted[-1].verdicts if self._known.accepted else {}
+        if measuring.with_own:
+            stored = {}  # what the last adapter reaches depends on what this silo has trained since
         for name in self._limits.prompts:
             if name not in measuring.after:
                 measuring.asked = (measuring.loaded.digest, name)

@@ -1155,7 +1155,9 @@ class RunManager:
     def measure_first(self, loaded: LoadAdapter) -> MeasureHoldout | None:
         """Return what the trainer is told to measure before anything is trained from an adapter. None: nothing, or the
         round is not gone on with here."""
-        due = self.acceptance.due(self._judge.view.run, loaded)
+        assert self.run is not None  # noqa: S101  # it loads the adapter
+        with_own = self.run.method.stays != "none"
+        due = self.acceptance.due(self._judge.view.run, loaded, with_own=with_own)
         if isinstance(due, WireCode):
             self.abandon_round(due)
         elif due is not None:

@@ -88,7 +88,7 @@ def with_update(
         OperationError: the update has other tensors than the round trains.
     """
     base = codec.decode_factors(adapter)
-    trained = {name for name in base.tensors if not is_fixed(name, plan.lora.fixed_in(number))}
+    trained = {name for name in base.tensors if not is_fixed(name, method.fixed_in(plan, number))}
     if update is None or update.tensors.keys() != trained:
         raise OperationError("the trainer's update does not fit the adapter it was given", code="TRAINER_CONFUSED")
     how = method.aggregate(plan, plan.silos)

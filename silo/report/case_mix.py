@@ -58,11 +58,17 @@ def report_case_mix(config: SiloConfig, *, run: str, samples: int, say: Say) -> 
     files = [read_tasks(path, field_names(config)) for path in config.data.private]
     rows = Counter(row.topic for file in files for row in file.rows)
     finished = find_run(config, run)
+    method = method_named(finished.plan.method)
+    if method.stays != "none":
+        raise UsageError(
+            f"under {method.name} an update is a part of what was trained, and alone it changes no answer",
+            hint="what such updates give away of the topics is not measured",
+            code="NO_COMMON_ADAPTER",
+        )
     policy = effective_policy(config)
     schema = site_schema(config, policy)
     start = adapter_at_start(finished, schema, AdapterStore(config.state_dir / "adapters"))
     round_number, payload = _first_update(config, finished.plan.run)
-    method = method_named(finished.plan.method)
     plan = plan_alone(finished.plan, config.silo, f"mix-{sha256_hex(payload)[:16]}")
     after = with_update(method, plan, round_number, start, decode_factors(payload))
     with report_trainer(config, policy, schema, say) as trainer:

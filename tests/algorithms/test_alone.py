@@ -98,6 +98,7 @@ def test_the_random_swap_runs_alone_too() -> None:
     assert adapter
 
 
+@pytest.mark.slow
 def test_it_hangs_on_the_rows_trained_on_and_repeats() -> None:
     first = trained("fedavg-grpo")[0]
     assert trained("fedavg-grpo")[0] == first

@@ -111,12 +111,12 @@ def test_what_the_adapter_costs_is_counted_to_the_byte(folders: tuple[Path, Path
     adapter.load(tiny.random_factors(shape, 0, 0.3))
     learner = Learner(adapter, tiny.make_plan(), microbatch_tokens=64)
     learner.update([Group((5, 9), (Answer((4, 1), "", True, 1.0), Answer((3, 1), "", True, 0.0)))])
-    before = learner._snapshot()
-    states = (learner._optimiser.state_dict(), before.optimiser)
+    factors, optimiser = learner._snapshot()
+    states = (learner._optimiser.state_dict(), optimiser)
     moments = [each[kind] for held in states for each in held["state"].values() for kind in ("exp_avg", "exp_avg_sq")]
     facts, run = read_model_facts(folders[0]), shapes(64)
     found = estimate(facts, Settings(load="bf16"), run)
-    assert found.lasting["optimiser"] == sum(each.nbytes for each in (*moments, *before.factors))
+    assert found.lasting["optimiser"] == sum(each.nbytes for each in (*moments, *factors))
     layers = [[layer.qkv, layer.output, layer.gate_up, layer.down] for layer in adapter.decoder.layers]
     rooms = [
         each.roomy.nbytes - each.weight.nbytes

@@ -18,6 +18,8 @@ import pytest
 
 from tests.house.tree import ROOT
 
+pytestmark = pytest.mark.slow  # all tests are collected first
+
 NAMED = re.compile(r"test_[TX]\d{2}_")
 ONE_DIGIT = re.compile(r"test_(?:[TX]\d{2}_)*[TX]\d_")
 # Of one generated test. A draw of those here takes up to 20 ms, so that these would take most of a minute.
@@ -138,7 +140,6 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
     return selected_by_make_threats(tmp_path_factory.mktemp("stand-ins"))
 
 
-@pytest.mark.slow
 def test_X13_make_threats_runs_each_test_that_is_named_after_a_threat(selected: set[tuple[str, str]]) -> None:
     wanted = {(test.file, test.name) for test in suite() if test.named}
     assert len(wanted) > 500
@@ -158,7 +159,6 @@ def test_X13_numbers_have_two_digits() -> None:
     assert one_digit == []
 
 
-@pytest.mark.slow
 def test_X13_no_test_sleeps() -> None:
     assert sleeps(ROOT) == []
 

@@ -173,7 +173,7 @@ def arrived_once(place: Place, digest: str) -> None:
     assert [len(place.bench.events(f"egress.{name}")) for name in ("indeterminate", "sent", "acked")] == [1, 1, 1]
 
 
-@pytest.mark.quick(keep=2)
+@pytest.mark.quick(keep=1)
 @pytest.mark.parametrize(
     ("fault", "died"),
     [

@@ -55,7 +55,7 @@ def test_T38_the_logs_verify_untouched(logs: dict[str, Path]) -> None:
     assert verdicts(logs) == (0, dict.fromkeys(logs, True), "")
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["hospital_b", "coordinator"])
 def test_T38_a_flipped_byte_is_found_and_the_log_named(logs: dict[str, Path], victim: str) -> None:
     path = newest_segment(logs[victim])

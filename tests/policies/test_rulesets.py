@@ -188,4 +188,7 @@ def test_a_plan_over_a_core_is_taken_of_methods_that_send_the_core_alone(method:
     )  # fmt: skip
     plan = PLAN.model_copy(update={"method": method, "lora": lora})
     reasons = good("run.plan", "fed-sb").but(canonical_json=plan.canonical(), run=plan.run).decided().reasons
-    assert reasons == (("PLAN_METHOD",) if "public.responses" in METHODS[method].kinds else ())
+    if METHODS[method].stays != "none":
+        assert reasons == ("PLAN_METHOD", "PLAN_SCHEMA")
+    else:
+        assert reasons == (("PLAN_METHOD",) if "public.responses" in METHODS[method].kinds else ())

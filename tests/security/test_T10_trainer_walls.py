@@ -38,6 +38,19 @@ PROBES = {
     "tcp_connect", "udp_send", "dns_lookup", "vsock", "enter_namespaces", "ptrace", "memory", "signal", "key_files",
     "identity_folder", "control_socket",
 }  # fmt: skip
+# What a process can read of its own sandbox, as a program that runs inside.
+SURROUNDINGS = """
+import json, os, socket
+def surroundings():
+    status = dict(line.strip().split(":", 1) for line in open("/proc/self/status") if ":" in line)
+    try:
+        interfaces = [name for _, name in socket.if_nameindex()]
+    except OSError:  # behind a system-call filter the question itself is refused
+        interfaces = []
+    return {"user_id": os.getuid(), "capabilities": status["CapEff"], "interfaces": interfaces,
+            "no_new_privileges": status["NoNewPrivs"].strip() == "1",
+            "system_call_filter": status["Seccomp"].strip() == "2"}
+"""
 # Succeed outside on any machine. Left out: what needs root (setns), a permissive yama (ptrace), a kernel with vsock.
 OPEN_OUTSIDE = PROBES - {"vsock", "enter_namespaces", "ptrace", "memory"}
 
@@ -130,9 +143,9 @@ def test_T10_a_root_guard_gives_the_trainer_another_user(site: Site) -> None:
         mine.chmod(0o600)
         program = (
             f"{probing_program(Path(folder, PROBES_FILE.name))}\n"
-            "import json\n"
+            f"{SURROUNDINGS}\n"
             "try: open(sys.argv[1])\n"
-            "except PermissionError: print('\\n' + json.dumps(found['surroundings']()))\n"
+            "except PermissionError: print('\\n' + json.dumps(surroundings()))\n"
         )
         process = sandbox.launch_in_sandbox(
             ["/usr/bin/python3", "-c", program, str(mine)],
@@ -214,8 +227,7 @@ def test_T10_given_paths_are_there_with_given_rights_and_others_are_not(level: s
 
 def test_T10_no_capability_no_descriptor_no_privilege(level: str, tmp_path: Path) -> None:
     program = (
-        "import json, os\nfrom fedsilo.sandbox.probes import surroundings\n"
-        "print(json.dumps([surroundings(), len(os.listdir('/proc/self/fd')), sorted(os.environ)]))"
+        f"{SURROUNDINGS}\nprint(json.dumps([surroundings(), len(os.listdir('/proc/self/fd')), sorted(os.environ)]))"
     )
     with (tmp_path / "held").open("w") as held:
         os.set_inheritable(held.fileno(), True)

@@ -18,6 +18,8 @@ from policies.rules import RULES
 from tests.policies.messages import a_method_that_sends_everything, good
 from tests.security.differential import ONE_SIDED, RUN, Ends, Report, Sent, compare, generate
 
+pytestmark = pytest.mark.slow  # thousands of messages are made first
+
 MESSAGES = 3000
 
 
@@ -32,7 +34,6 @@ def report(_probe: None) -> Report:
     return compare(MESSAGES, seed=20)
 
 
-@pytest.mark.slow
 def test_X03_both_ends_give_the_same_verdict(report: Report) -> None:
     assert report.differences == []
     assert report.messages == MESSAGES
@@ -54,7 +55,6 @@ def test_X03_the_generator_repeats_itself() -> None:
     assert list(generate(50, 7)) == list(generate(50, 7)) != list(generate(50, 8))
 
 
-@pytest.mark.quick(keep=2)
 @pytest.mark.parametrize("rule", ["only what was asked", "tensor set", "metric grid", "package prompts", "fields"])
 def test_X03_a_rule_that_one_end_lacks_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail: the silo's end without a rule lets through what the coordinator refuses."""

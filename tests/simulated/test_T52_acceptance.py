@@ -26,6 +26,7 @@ from fedsilo.files.task_files import read_tasks
 from fedsilo.protocol import codec
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, VerificationError
+from fedsilo.protocol.plan import Plan
 from fedsilo.protocol.tasks import Evaluate
 from silo.config import Acceptance
 from silo.guard import checks
@@ -95,10 +96,10 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
     made.close()
 
 
-def begin(loop: Loop, number: int, payload: bytes) -> None:
+def begin(loop: Loop, number: int, payload: bytes, plan: Plan = setting.PLAN) -> None:
     """The round opens with this adapter and the trainer has loaded it."""
     loop.coordinator.says("control.fetch", "global.adapter", payload, run="run-1", round=number)
-    loop.open_round(number, payload, public=False)
+    loop.open_round(number, payload, plan=plan, public=False)
     load(loop, number)
     loop.coordinator.script.pop("control.fetch", None)  # where it was in the store, or the round was declined
 
@@ -191,6 +192,20 @@ def test_T52_a_good_adapter_passes_and_is_trained_on(loop: Loop) -> None:
     assert recorded(loop) == [("allow", []), ("allow", [])]
     assert [each["digest"] for each in view(loop)["accepted"]] == [DIGEST["better"], DIGEST["honest"]]
     assert view(loop)["accepted"][0]["figures"]["private"]["difference"] == right_share(BETTER) - right_share(HONEST)
+
+
+def test_T52_where_silos_keep_a_part_both_adapters_are_measured_with_what_it_is_now(tmp_path: Path) -> None:
+    """What the last one reached depends on what the silo has trained since, so it is measured again."""
+    loop = Loop(tmp_path / "silo", setting.policy_of(setting.policy_text("fedsa-lora")), acceptance=LIMITS)
+    plan = setting.PLAN.model_copy(update={"method": "fedsa-lora"})
+    loop.offer_plan(plan)
+    begin(loop, 1, HONEST, plan)
+    assert measure(loop) == [DIGEST["honest"], ""]
+    end(loop, 1)
+    begin(loop, 2, BETTER, plan)
+    assert measure(loop) == [DIGEST["better"], DIGEST["honest"]]
+    assert trained(loop) == [1, 2] and codes(loop) == []
+    loop.close()
 
 
 def test_T52_a_backdoor_within_the_norm_is_held_and_one_code_crosses(loop: Loop) -> None:

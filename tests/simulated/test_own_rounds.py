@@ -20,7 +20,7 @@ from tests.simulated.coordinator_parts import COORDINATOR, RUN_YAML, SILOS, play
 from tests.simulated.queries import rounds_of
 from tests.world import PEER_KEYS, Loop
 
-OWN = sorted(name for name, method in METHODS.items() if method.keeps_own)
+OWN = sorted(name for name, method in METHODS.items() if method.keeps_own and not method.averages)
 PLAN = setting.PLAN.model_copy(update={"method": "local-only"})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.control import _taken
+from coordinator.control import accepted_request
 from fedsilo.cli import fedsilo as cli_fedsilo
 from fedsilo.files.run_request import OUR_NAMES, _places, check_form, check_request, plan_from_request, read_request
 from fedsilo.protocol.errors import FedSiloError, UsageError
@@ -144,7 +144,7 @@ def test_T58_the_quorum_counts_the_silos_asked_for_and_not_those_that_came(tmp_p
     one.submissions.waiting.clear()
     one.submissions.load()
     ((_, item),) = one.submissions.waiting.items()
-    assert plan_from_request(_taken(item.request), one.submissions.fixed, SILOS[:3]).quorum == 3
+    assert plan_from_request(accepted_request(item.request), one.submissions.fixed, SILOS[:3]).quorum == 3
 
 
 def test_a_form_that_says_no_quorum_may_ask_for_a_median() -> None:

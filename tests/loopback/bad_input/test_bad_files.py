@@ -25,7 +25,7 @@ POLICY_MISTAKES = [
 ]
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new", "error", "hint"), POLICY_MISTAKES)
 def test_T35_a_policy_with_a_mistake_names_file_line_and_mend(
     place: Place, old: str, new: str, error: str, hint: str
@@ -37,7 +37,7 @@ def test_T35_a_policy_with_a_mistake_names_file_line_and_mend(
     assert done.hint.startswith(f"hint: {hint}")
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("bare", [False, True])
 def test_T34_without_a_policy_of_its_own_a_silo_does_not_start(place: Place, bare: bool) -> None:
     place.policy.unlink()
