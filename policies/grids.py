@@ -76,6 +76,7 @@ class BitPatterns:
     _lower: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16), repr=False, compare=False)
 
     def facts(self) -> dict[str, int]:
+        """Return the counts under their fact names."""
         return {
             "values_not_finite": self.not_finite,
             "values_not_canonical": self.not_canonical,

@@ -21,6 +21,21 @@ from policies.message import Facts
 MINUTE_SECONDS = 60.0
 ROUNDS_KEPT = 8  # newest ones of a run with counts of their own: they are stored anew with each message
 FULL = 1 << 52  # as a count: more than any policy allows, and with what a message adds to it JSON carries it still
+# Counts of a round that is past: nothing more fits into it, so a coordinator that goes back to it gets nothing (T11).
+_IN_FULL_ROUND: dict[str, Any] = dict.fromkeys(
+    (
+        "messages_in_round",
+        "messages_in_step",
+        "messages_in_match",
+        "units_in_day",
+        "messages_in_minute",
+        "responses",
+        "tokens",
+        "text_bytes",
+        "round_bytes",
+    ),
+    FULL,
+)
 _DAYS_KEPT = 3
 
 
@@ -126,21 +141,7 @@ class HistoryBook:
             screen_halted=kind in self.screen_halts,
             approvals=approvals,
         )
-        if not self._is_past(facts):
-            return view
-        # Nothing more fits into such a round: a coordinator that goes back to it gets nothing for it (T11).
-        return replace(
-            view,
-            messages_in_round=FULL,
-            messages_in_step=FULL,
-            messages_in_match=FULL,
-            units_in_day=FULL,
-            messages_in_minute=FULL,
-            responses=FULL,
-            tokens=FULL,
-            text_bytes=FULL,
-            round_bytes=FULL,
-        )
+        return replace(view, **_IN_FULL_ROUND) if self._is_past(facts) else view
 
     def _is_past(self, facts: Facts) -> bool:
         """Return True for a round whose own counts are no longer stored. Control messages are bounded by the minute."""
