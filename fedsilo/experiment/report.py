@@ -110,7 +110,7 @@ def _claims(experiment: Experiment, judgements: list[Judged], drawn: _Pictures, 
         yield from (_claim(experiment, each, drawn, run) for each in some)
         yield ""
         if any(each.contrast is not None for each in some) and some is confirmed:
-            yield f"![Differences of all claims]({drawn.claims(some)})\n"
+            yield f"![Paired differences of all claims, in points, with their 95 % intervals]({drawn.claims(some)})\n"
 
 
 def _claim(experiment: Experiment, each: Judged, drawn: _Pictures, run: str) -> str:
@@ -199,4 +199,5 @@ def _tables(experiment: Experiment, results: Mapping[Cell, Line], drawn: _Pictur
             yield f"{', '.join(marks)}: no federation can do that; it needs what silos do not give away.\n"
         for figure in table.figures:
             if picture := drawn.curves(f"{name}-{figure}", table, figure):
-                yield f"![{name}: {figure}]({picture})\n"
+                words = f"{name}: {figure} of each row over the run, the mean over seeds with its 95 % interval"
+                yield f"![{words}]({picture})\n"

@@ -19,6 +19,7 @@ from fedsilo.experiment.running import locked
 from fedsilo.experiment.tuning import Frozen, frozen_line
 from fedsilo.protocol.errors import ConflictError
 
+ROOT = Path(__file__).parents[2]
 TEXT = """\
 experiment: small
 about: What a page says.
@@ -215,3 +216,16 @@ def test_a_wrong_file_is_told_with_line_and_hint(name: str, tmp_path: Path) -> N
     place = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "swap-self" in text)
     assert code == 2 and error["code"] == "INVALID_INPUT"
     assert f"{path}:{place}: " in error["message"] and "self-swap" in error["hint"]
+
+
+def test_the_page_of_results_is_what_its_lines_say(tmp_path: Path) -> None:
+    file, page = ROOT / "examples" / "experiments" / "two_step.yaml", tmp_path / "results.md"
+    result = CliRunner().invoke(app, ["report", str(file), "--out", str(page)])
+    assert result.exit_code == 0, result.output
+    kept = ROOT / "docs" / "results.md"
+    said = (
+        page.read_text().replace(str(file), "examples/experiments/two_step.yaml").replace(str(page), "docs/results.md")
+    )
+    assert said == kept.read_text()
+    pictures = sorted(path.name for path in (tmp_path / "pictures" / "results").iterdir())
+    assert pictures == sorted(path.name for path in (ROOT / "docs" / "pictures" / "results").iterdir())
