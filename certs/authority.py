@@ -122,7 +122,7 @@ class CertificateAuthority:
         if role == "coordinator":
             names += _host_names([coordinator_dns_name(self.name), *dns_names], ip_addresses)
         elif dns_names or ip_addresses:
-            raise UsageError(f"{identity} is no server: DNS names and IP addresses are for coordinators")
+            raise UsageError(f"{identity} is no coordinator: DNS names and IP addresses are for coordinators")
         if lifetime is None:
             lifetime = OPERATOR_LIFETIME_DEFAULT if role == "operator" else LIFETIME_MAX
         if not timedelta(0) < lifetime <= LIFETIME_MAX:

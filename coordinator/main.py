@@ -557,7 +557,6 @@ class Coordinator:
             service.uploads.stop()
             federation.stop(DRAIN_SECONDS).wait()
             control.close(DRAIN_SECONDS)
-
             try:
                 self.audit.append("stop")
             except OperationError as error:

@@ -90,7 +90,6 @@ def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
     row = session.get(db.Round, (run, number))
     uploads = select(db.Upload).where(db.Upload.run == run, db.Upload.round == number)
     figures = select(db.Figure).where(db.Figure.run == run, db.Figure.round == number).order_by(db.Figure.id)
-
     donors: dict[str, int] = {}
     metrics: dict[str, dict[str, dict[str, float]]] = {}
     notes: list[dict[str, Any]] = []

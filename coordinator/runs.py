@@ -41,7 +41,7 @@ from fedsilo.protocol import rounds
 from fedsilo.protocol._generated import federation_pb2 as pb
 from fedsilo.protocol.aggregation import ElementWise
 from fedsilo.protocol.codec import FactorsReader, decode, encode
-from fedsilo.protocol.errors import ConflictError, FedSiloError, OperationError, PeerError, WireCode
+from fedsilo.protocol.errors import ConflictError, OperationError, PeerError, WireCode
 from fedsilo.protocol.kinds import OUTBOUND_KINDS, TENSOR_KINDS
 from fedsilo.protocol.method import (
     EVERYBODY,
@@ -775,7 +775,7 @@ class ActiveRun:
 
     def _note_drift(self, session: Session, row: db.Round, result: Result) -> None:
         """Note how far apart a round's updates are, where they are differences to an adapter that all silos have,
-        and all that the silos train. A payload that cannot be read costs the note, and not the round."""
+        and all that the silos train. A failure costs the note, and not the round."""
         if not row.base_digest or self.method.stays != "none":
             return
         try:
@@ -783,9 +783,9 @@ class ActiveRun:
             fields = drift_note(result.silos, payloads[0], payloads[1:])
             for payload in payloads:  # averaged, and the adapter before the newest: this was their last reader
                 payload.leave_memory()
-        except (FedSiloError, OSError, ValueError) as error:  # the disk's, too: read_at passes them on
-            place = {"run": self.name, "round": row.number}
-            log.warning("run %s round %d: its drift is not noted: %s", self.name, row.number, error, extra=place)
+        except Exception as error:  # noqa: BLE001  # of any kind: raised, it would undo the commit at every retry
+            place, why = {"run": self.name, "round": row.number}, f"{type(error).__name__}: {error}"
+            log.warning("run %s round %d: its drift is not noted: %s", self.name, row.number, why, extra=place)
         else:
             self._keep_figure(session, row.number, DRIFT, fields)
 

@@ -237,11 +237,11 @@ class LogReader:
 
     def __init__(self, directory: Path, place: Place | None = None, *, first: int = 0) -> None:
         self._directory = directory
+        self._spot: _Spot = (-1, 0, 0)
         self.key, self.origin = log_key_of(directory)
         self.place = self._place_of(first) if place is None else place
         if place is not None:
             self._check_behind()
-        self._spot: _Spot = (-1, 0, 0)
 
     def read(self, records_max: int = BATCH_RECORDS) -> list[tuple[bytes, dict[str, Any], Place]]:
         """(line, record, place behind it) of complete records from the place on; empty where there are none yet.
@@ -302,10 +302,12 @@ class LogReader:
         self._refuse_removed(self.place.seq)
 
     def _link_of(self, seq: int) -> str:
-        """The hash of a record, which retention leaves when it removes it; empty where there is none."""
-        line = next(read_lines(self._directory, seq), None)
-        if line is not None and line[0] == seq:
-            return link_of(line[1])
+        """The hash of a record, which retention leaves when it removes it; empty where there is none. Reading goes on
+        behind it."""
+        number, line, spot = next(_lines_from(self._directory, seq), (-1, b"", self._spot))
+        if number == seq:
+            self._spot = spot
+            return link_of(line)
         return removed_leaf(self._directory, seq)
 
     def _refuse_removed(self, seq: int) -> None:

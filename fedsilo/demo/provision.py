@@ -174,7 +174,7 @@ def sign(
     with lock_exclusively(ca_directory / "lock"):
         book, identity = _read_tokens(ca_directory).redeem(parsed.token, now=moment)
         if identity.role != "coordinator" and (dns_names or ip_addresses):
-            raise UsageError(f"{identity} is no server: DNS names and IP addresses are for coordinators")
+            raise UsageError(f"{identity} is no coordinator: DNS names and IP addresses are for coordinators")
         _write_tokens(ca_directory, book)
         issued = authority.issue(
             parsed.keys,

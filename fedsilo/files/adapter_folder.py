@@ -91,7 +91,7 @@ class _Stored(Mapping[str, Array]):
                 raise UsageError(f"{path}: {name[:120]!r} is no factor's name", hint="save a LoRA adapter alone")
             if dtype not in _DTYPES:
                 raise UsageError(f"{path}: {name} is {dtype[:16]}", hint=f"save it as one of {', '.join(_DTYPES)}")
-            if start < 0 or end - start != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
+            if end - start != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
                 raise UsageError(f"{path}: {name} has {end - start} bytes", hint="copy the file again")
             self.places[name[len(_PREFIX) : -len(_SUFFIX)]] = placed
 

@@ -157,7 +157,12 @@ def _facts_of(folder: Path, architecture: str, config: Mapping[str, Any], placed
 
 
 def _tensors_of(folder: Path) -> dict[str, Placed]:
-    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
+    try:
+        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be listed: {error.strerror}", hint="give the account that runs this read access to it"
+        ) from error
     if pickled and not list(folder.glob("*.safetensors*")):
         raise UsageError(
             f"{folder}: the weights are pickled ({pickled[0]}), and unpickling runs code (threat T22)",

@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,8 @@ def tensor_places(path: Path) -> dict[str, Placed]:
     """Where the tensors of a safetensors file lie, by name, of which its header alone is read.
 
     Raises:
-        UsageError: it is not there, or is no whole safetensors file.
+        UsageError: it is not there, or is no whole safetensors file: each tensor begins where the one before it ends,
+            and the last one ends the file.
     """
     try:
         with path.open("rb") as file:
@@ -200,13 +201,13 @@ def tensor_places(path: Path) -> dict[str, Placed]:
             size = path.stat().st_size
             if not 2 <= length <= min(_HEADER_BYTES_MAX, size):
                 raise UsageError(f"{path}: not a safetensors file")
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(length).decode())
         entries = {
             str(name): (
-                tuple(int(side) for side in entry["shape"]),
+                tuple(map(_count_of, entry["shape"])),
                 str(entry["dtype"]),
                 path,
-                (8 + length + int(entry["data_offsets"][0]), 8 + length + int(entry["data_offsets"][1])),
+                _ends_of(entry["data_offsets"], 8 + length),
             )
             for name, entry in header.items()
             if name != "__metadata__"
@@ -215,10 +216,31 @@ def tensor_places(path: Path) -> dict[str, Placed]:
         raise UsageError(f"{path} does not exist", hint="copy the whole folder again") from error
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path}: its safetensors header cannot be read") from error
-    end = max((places[1] for _, _, _, places in entries.values()), default=0)
-    if end > size:
-        raise UsageError(f"{path} has {size} bytes, its header names {end}", hint="copy it again: the end is missing")
+    behind = 8 + length
+    for name, (_, _, _, (start, end)) in sorted(entries.items(), key=lambda each: each[1][3]):
+        if start != behind or end < start:
+            raise UsageError(
+                f"{path}: {name[:120]} is at bytes {start} to {end}, and what is before it ends at {behind}",
+                hint="copy the file again, or save it anew",
+            )
+        behind = end
+    if behind != size:
+        raise UsageError(
+            f"{path} has {size} bytes, its header names {behind}",
+            hint="copy it again: " + ("the end is missing" if behind > size else "no tensor holds what is at its end"),
+        )
     return entries
+
+
+def _count_of(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{str(value)[:40]} is no count")
+    return value
+
+
+def _ends_of(offsets: Sequence[object], data: int) -> tuple[int, int]:
+    start, end = offsets
+    return data + _count_of(start), data + _count_of(end)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -336,7 +358,8 @@ def read_template(choice: str | Path | None, folder: Path) -> Template:
 
     Raises:
         NotFoundError: there is no such file.
-        UsageError: `chat` where the folder has no chat template; a file that is empty, too large or no UTF-8.
+        UsageError: `chat` where the folder has no chat template; a file that is empty, too large or no UTF-8; the
+            folder's tokenizer_config.json is no JSON object.
     """
     if choice == "plain":
         return Template("", sha256_hex(b""), "plain")

@@ -225,7 +225,7 @@ def files_beside(policy: Path) -> Beside:
         hint += "sees it only where both are mounted"
         if not place.exists():
             raise UsageError(f"{place} is not there, as far as this program can see", hint=hint)
-        return read_regular(place, hint=hint), str(place)
+        return read_regular(place, hint=hint, bytes_max=strict_yaml.BYTES_MAX), str(place)
 
     return read
 

@@ -524,13 +524,16 @@ class _Report(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
+Quantiles = tuple[int, int, int, int, int] | tuple[()]  # smallest, median, 90 %, 99 %, largest; () of no rows
+
+
 class Lengths(_Report):
-    """Prompt lengths of one set. Quantiles: smallest, median, 90 %, 99 %, largest. `topics`: rows by topic. The other
-    fields count prompts (`silo.trainer.data.preview`)."""
+    """Prompt lengths of one set. `topics`: rows by topic. The other fields count prompts
+    (`silo.trainer.data.preview`)."""
 
     rows: int
-    prompt_tokens: tuple[int, ...]
-    answer_tokens: tuple[int, ...]
+    prompt_tokens: Quantiles
+    answer_tokens: Quantiles
     overlong: int
     topics: Mapping[str, int]
     ended: int

@@ -439,7 +439,6 @@ class Worker:
                 "found_twice": found_twice,
                 "left_out": [f"{file.path}: {listed(file.problems, file.unit)}" for file in files if file.problems],
                 "context_tokens": context,
-                "topics": sorted({row.topic for row in (*private, *held_out.rows)}),
                 "versions": {
                     "python": platform.python_version(),
                     "torch": torch.__version__,

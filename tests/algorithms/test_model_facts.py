@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,3 +206,29 @@ def test_M1_a_token_that_gets_its_id_when_it_is_loaded_is_refused_too(origin: Pa
     with pytest.raises(UsageError, match="token 24, but the embedding has 24 rows") as raised:
         load_codec(folder)
     assert raised.value.code == "MODEL_NOT_SUPPORTED"
+
+
+_READ = """
+import sys, pathlib
+from fedsilo.files.model_facts import read_model_facts
+from fedsilo.protocol.errors import UsageError
+try:
+    read_model_facts(pathlib.Path(sys.argv[1]))
+except UsageError as error:
+    print(error.code, error.message, bool(error.hint))
+"""
+
+
+def test_a_folder_that_may_be_entered_and_not_listed_is_named(origin: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(origin / "qwen3", tmp_path / "model"))
+    # root lists every folder, unless this is taken from it
+    as_others = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    folder.chmod(0o300)
+    try:
+        ran = subprocess.run(
+            [*as_others, sys.executable, "-c", _READ, str(folder)], capture_output=True, text=True, check=True
+        )
+    finally:
+        folder.chmod(0o700)
+    assert ran.stdout == f"MODEL_NOT_SUPPORTED {folder} cannot be listed: Permission denied True\n"
+    assert read_model_facts(folder).layers > 0

@@ -63,6 +63,17 @@ def test_lengths_are_counted_with_the_template_and_the_tokenizer(tmp_path: Path)
     assert preview(asked(request(tmp_path, show=0)))["prompts"] == []
 
 
+@pytest.mark.parametrize("lengths", [[], [2, 17, 29, 31, 31], [2], [2, 17, 29, 31], [2, 17, 29, 31, 31, 31]])
+def test_a_report_with_another_number_of_quantiles_is_none(tmp_path: Path, lengths: list[int]) -> None:
+    report = preview(asked(request(tmp_path)))
+    report["sets"]["private"]["prompt_tokens"] = lengths
+    if len(lengths) in (0, 5):
+        assert checks.Preview.model_validate(report).sets["private"].prompt_tokens == tuple(lengths)
+    else:
+        with pytest.raises(ValueError, match="prompt_tokens"):
+            checks.Preview.model_validate(report)
+
+
 def test_a_long_prompt_is_cut_where_it_is_shown(tmp_path: Path) -> None:
     long = write(tmp_path / "long.jsonl", ["1" * (PROMPT_CHARACTERS_MAX + 50)])
     (shown,) = preview(asked(request(tmp_path, private=[long], max_prompt_tokens=10_000)))["prompts"]

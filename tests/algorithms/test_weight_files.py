@@ -8,11 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import SafetensorError
+from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file, save_file
 
 from fedsilo.files.model_facts import read_model_facts
-from fedsilo.files.model_folder import lora_schema_of, read_fingerprints, weight_files
+from fedsilo.files.model_folder import lora_schema_of, read_fingerprints, tensor_places, weight_files
 from fedsilo.protocol.errors import UsageError
 from silo.trainer.quantised import load_quantised
 from silo.trainer.worker import load_model
@@ -142,3 +147,94 @@ def test_a_missing_weight_is_refused_before_it_is_made_up(origin: Path, tmp_path
     with pytest.raises(UsageError, match=f"lack {LOST}.weight") as refused:
         load_model(folder, load)
     assert refused.value.code == "MODEL_NOT_SUPPORTED"
+
+
+# ---- one file, as safetensors' own loader reads it -----------------------------------------------------------
+
+
+def weights_file(folder: Path, header: object, data: bytes) -> Path:
+    text = json.dumps(header).encode()
+    path = folder / "weights.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def assert_read_alike(path: Path) -> bool:
+    """Return whether both read it; then the values are the same."""
+    try:
+        theirs = load_arrays(path)
+    except SafetensorError:
+        with pytest.raises(UsageError, match=path.name):
+            tensor_places(path)
+        return False
+    ours = {
+        name: np.fromfile(place, "<f4", (end - start) // 4, offset=start).reshape(shape)
+        for name, (shape, _, place, (start, end)) in tensor_places(path).items()
+    }
+    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    return True
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("file")
+
+
+@given(tensors=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=3), numbers=st.integers(0, 6))
+def test_tensors_lie_end_to_end_or_the_file_is_refused(
+    place: Path, tensors: list[tuple[int, int]], numbers: int
+) -> None:
+    """tensors: (first number, how many) of each; numbers: in the file."""
+    header = {
+        name: {"dtype": "F32", "shape": [count], "data_offsets": [4 * first, 4 * (first + count)]}
+        for name, (first, count) in zip("abc", tensors, strict=False)
+    }
+    assert_read_alike(weights_file(place, header, np.arange(1, numbers + 1, dtype="<f4").tobytes()))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "numbers", "is_read"),
+    [
+        ({"a": [0, 8], "b": [8, 16]}, 4, True),
+        ({"b": [0, 8], "a": [8, 16]}, 4, True),
+        ({"a": [0, 0], "b": [0, 8], "c": [8, 8]}, 2, True),
+        ({}, 0, True),
+        ({}, 1, False),  # behind the last
+        ({"a": [0, 8], "b": [8, 16]}, 5, False),
+        ({"a": [0, 8], "b": [12, 20]}, 5, False),  # a hole
+        ({"a": [4, 12]}, 3, False),
+        ({"a": [0, 8], "b": [4, 12]}, 3, False),  # overlapping
+        ({"a": [0, 8], "b": [0, 8]}, 2, False),
+        ({"a": [0, 8], "b": [8, 16]}, 3, False),  # cut
+        ({"a": [-8, 0]}, 0, False),
+        ({"a": ["0", "8"]}, 2, False),
+        ({"a": [0.0, 8.0]}, 2, False),
+        ({"a": [0]}, 0, False),
+        ({"a": [0, 8, 8]}, 2, False),
+    ],
+)
+def test_files_that_are_read_and_files_that_are_not(
+    tmp_path: Path, tensors: dict[str, list[Any]], numbers: int, is_read: bool
+) -> None:
+    header = {
+        name: {"dtype": "F32", "shape": [int(ends[-1]) // 4 - int(ends[0]) // 4], "data_offsets": ends}
+        for name, ends in tensors.items()
+    }
+    assert assert_read_alike(weights_file(tmp_path, header, bytes(4 * numbers))) is is_read
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_read"),
+    [
+        ([2], True),
+        ([1, 2], True),
+        ([-2], False),
+        ([-1, -2], False),
+        (["2"], False),
+        ([2.0], False),
+        (2, False),
+    ],
+)
+def test_sides_are_counts(tmp_path: Path, shape: Any, is_read: bool) -> None:
+    header = {"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 8]}}
+    assert assert_read_alike(weights_file(tmp_path, header, bytes(8))) is is_read

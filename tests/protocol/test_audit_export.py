@@ -198,6 +198,22 @@ def test_a_changed_record_ends_it_with_status_7_and_nothing_after_it_is_exported
     assert invoke("--log", tmp_path / "log", "--format", "jsonl", "--to", out).exit_code == 7
 
 
+def test_what_is_behind_the_place_is_not_read_again(tmp_path: Path) -> None:
+    """Shown by a line end that is lost behind the place: who counts lines anew from there is one short."""
+    with open_log(tmp_path / "log") as log:
+        append_send(log, 1)
+        path = next((tmp_path / "log").glob("*.jsonl"))
+        size = log.size
+        by_number, first = LogReader(tmp_path / "log", first=size), LogReader(tmp_path / "log")
+        first.read()
+        by_place = LogReader(tmp_path / "log", first.place)
+        assert by_number.read() == by_place.read() == []
+        path.write_bytes(path.read_bytes().replace(b"\n", b" ", 1))
+        append_send(log, 2)
+    for reader in (by_number, by_place):
+        assert [record["seq"] for _, record, _ in reader.read()] == list(range(size, log.size))
+
+
 @pytest.mark.parametrize("damage", ["gap", "order", "bytes", "segment"])
 def test_damage_is_noticed_where_it_is(tmp_path: Path, damage: str) -> None:
     with open_log(tmp_path / "log", segment_bytes_max=1200) as log:

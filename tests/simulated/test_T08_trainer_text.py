@@ -123,7 +123,7 @@ def test_T08_names_that_the_trainer_makes_up_are_in_no_state_and_no_event(loop: 
     loop.trainer.got = "user"
     loop.trainer.ready = {
         "private_rows": 9, "held_out_rows": True, "public_rows": PRIVATE, "left_out": [PRIVATE], "note": PRIVATE,
-        "split": "ab" * 32, "device": PRIVATE, "topics": [PRIVATE], "screen_index": {"why": PRIVATE},
+        "split": "ab" * 32, "device": PRIVATE, "screen_index": {"why": PRIVATE},
         "versions": {"python": "3.11.4", "torch": PRIVATE, PRIVATE: "1"},
         "dropped": {"broken JSON": 2, PRIVATE: 1},
     }  # fmt: skip

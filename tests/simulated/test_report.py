@@ -354,6 +354,7 @@ def changed(folder: Path, change: Callable[[bytes], bytes]) -> None:
         (lambda folder: changed(folder, lambda data: data[:-1] + bytes([data[-1] ^ 1])), "another"),
         (shadowed, "not one that can be told"),
         (lambda folder: changed(folder, lambda data: data[:-1]), "not one that can be told"),
+        (lambda folder: changed(folder, lambda data: data + bytes(4)), "not one that can be told"),
         (lambda folder: changed(folder, lambda data: b""), "not one that can be told"),
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), "not one that can be told"),
         (lambda folder: (folder / "adapter_config.json").unlink(), "not one that can be told"),

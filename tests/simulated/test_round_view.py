@@ -601,8 +601,8 @@ def test_a_committed_round_has_its_drift_noted_once_also_after_a_restart(tmp_pat
     assert {number: len(notes) for number, notes in drifts(again).items()} == {1: 1}
 
 
-@pytest.mark.parametrize("error", [OSError(5, "the disk"), ValueError("no payload")], ids=["disk", "payload"])
-def test_a_payload_that_cannot_be_read_costs_the_note_and_no_more(
+@pytest.mark.parametrize("error", [OSError(5, "the disk"), ValueError("no payload"), MemoryError(), KeyError("lora_A")])
+def test_a_drift_that_cannot_be_computed_costs_the_note_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def unreadable(*_: Any) -> dict[str, Any]:
