@@ -97,7 +97,7 @@ def test_T32_a_token_works_once_on_disk_too(federation: Path, tmp_path: Path) ->
     enrolment = provision.request(tmp_path / "id", token)
     data = enrolment.request.read_bytes()
     # A server's names are not for a silo; the refusal comes before the token is spent.
-    with pytest.raises(UsageError, match="no server"):
+    with pytest.raises(UsageError, match="no coordinator"):
         provision.sign(federation, data, dns_names=["localhost"], now=NOW)
     issued = provision.sign(federation, data, now=NOW)
     assert issued.spiffe_id == "spiffe://cardio-net/silo/a"
