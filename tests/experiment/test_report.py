@@ -219,13 +219,10 @@ def test_a_wrong_file_is_told_with_line_and_hint(name: str, tmp_path: Path) -> N
 
 
 def test_the_page_of_results_is_what_its_lines_say(tmp_path: Path) -> None:
-    file, page = ROOT / "examples" / "experiments" / "two_step.yaml", tmp_path / "results.md"
-    result = CliRunner().invoke(app, ["report", str(file), "--out", str(page)])
+    file, page, kept = "examples/experiments/two_step.yaml", tmp_path / "results.md", ROOT / "docs" / "results.md"
+    result = CliRunner().invoke(app, ["report", str(ROOT / file), "--out", str(page)])
     assert result.exit_code == 0, result.output
-    kept = ROOT / "docs" / "results.md"
-    said = (
-        page.read_text().replace(str(file), "examples/experiments/two_step.yaml").replace(str(page), "docs/results.md")
-    )
-    assert said == kept.read_text()
-    pictures = sorted(path.name for path in (tmp_path / "pictures" / "results").iterdir())
-    assert pictures == sorted(path.name for path in (ROOT / "docs" / "pictures" / "results").iterdir())
+    text = page.read_text().replace(str(ROOT / file), file).replace(str(page), "docs/results.md")
+    assert text == kept.read_text()
+    made, there = ({each.name for each in (one.parent / "pictures" / "results").iterdir()} for one in (page, kept))
+    assert made == there
