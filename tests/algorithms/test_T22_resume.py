@@ -154,6 +154,7 @@ def test_an_open_step_and_the_donors_counted_so_far_outlive_a_kill() -> None:
     assert went_on._run.open_step is not None and went_on._run.open_step.offer == "all"
 
 
+@pytest.mark.slow
 def test_without_the_moments_or_the_start_the_bytes_would_differ() -> None:
     plan = make_plan()
     session, shape = bare_session(plan)
@@ -253,6 +254,7 @@ REFUSED: dict[str, Callable[[SessionState], SessionState]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_state_of_something_else_is_refused_and_changes_nothing() -> None:
     plan = make_plan()
     session, shape = bare_session(plan)
@@ -392,6 +394,7 @@ def test_a_killed_worker_goes_on_and_gives_its_last_answer_again(tmp_path: Path)
     assert np.frombuffer(resumed, dtype=np.uint8).any()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_resumed_forgets_what_was_kept(tmp_path: Path) -> None:
     from silo.trainer.resume import StateStore
 

@@ -162,6 +162,7 @@ def test_coverage_of_paired_differences(sizes: list[int]) -> None:
     assert coverage(sizes, truth, holdout) > LEAST_COVERAGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "chance"),
     [

@@ -50,6 +50,7 @@ def test_where_there_are_no_topics_to_tell_apart_that_is_said(topics: list[str],
     compare(TOPICS, BEFORE, BEFORE, 4, {"a": 5})  # the counterpart
 
 
+@pytest.mark.slow
 @given(st.permutations([0, 1, 2, 3]), st.permutations([10, 20, 30, 40]))
 def test_rank_correlation_is_that_of_a_slow_count(gains: list[int], rows: list[int]) -> None:
     """Without ties Spearman's is 1 - 6 sum d^2 / (n (n^2 - 1)), with ranks counted one by one."""

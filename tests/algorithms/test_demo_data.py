@@ -70,6 +70,7 @@ def test_public_questions_of_two_steps_have_their_work_and_no_others() -> None:
     assert all("solution" not in row for row in plain.public)
 
 
+@pytest.mark.slow
 def test_sizes_balance_and_heterogeneity() -> None:
     spread = []
     for seed in range(5):
@@ -83,6 +84,7 @@ def test_sizes_balance_and_heterogeneity() -> None:
     assert sum(spread) / len(spread) > 0.35
 
 
+@pytest.mark.slow
 def test_rows_to_set_aside_are_new_ones_of_the_same_mixture_and_move_nothing_else() -> None:
     plain, more = make_digit_set(1), make_digit_set(1, further_rows=45)
     assert (more.public, more.held_out) == (plain.public, plain.held_out)
@@ -183,6 +185,7 @@ def test_a_description_that_does_not_fit(
         read_data_folder(tmp_path / "demo")
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path) -> None:
     runner = CliRunner()
     made = runner.invoke(cli_data.data_app, ["make-demo", str(tmp_path / "demo"), "--seed", "4", "--json"])

@@ -86,6 +86,7 @@ def written_out(model: Any, groups: Sequence[Group], denominator: str, old: dict
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("denominator", ["local", "donor", "unit", "shaped"])
 def test_loss_and_gradients_are_those_of_the_formula(denominator: str) -> None:
     groups = with_donors(GROUPS)

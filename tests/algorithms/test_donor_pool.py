@@ -50,6 +50,7 @@ def by_hand(
     return drawn
 
 
+@pytest.mark.slow
 @given(
     rows=st.integers(1, 9), batch=st.integers(1, 4), steps=st.integers(1, 9), period=st.integers(1, 5),
     seed=st.integers(0, 2**32),
@@ -90,6 +91,7 @@ def test_the_digest_of_a_silos_answers_tells_steps_and_payloads_apart() -> None:
     assert known not in (answers_digest({2: "bb", 4: "aa"}), answers_digest({2: "aa"}), answers_digest({}))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     counts=st.lists(st.integers(0, 8), min_size=1, max_size=5), samples=st.integers(1, 9), seed=st.integers(0, 2**32)

@@ -151,6 +151,7 @@ def _delta_payload(shape: Any, delta: Arrays, base: str) -> bytes:
     )
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_frozen_run_loads_in_peft_and_computes_the_same(tmp_path: Path) -> None:
     from peft import PeftModel
 

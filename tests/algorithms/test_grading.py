@@ -138,6 +138,7 @@ def plain_exact(response: str, reference: str) -> bool:
 ascii_text = st.text(st.characters(max_codepoint=127), max_size=12)
 
 
+@pytest.mark.slow
 @given(ascii_text, ascii_text)
 def test_exact_against_an_independent_one(response: str, reference: str) -> None:
     assert grade("exact", response, reference).correct == plain_exact(response, reference)
@@ -188,6 +189,7 @@ def test_format_judges_the_form_only() -> None:
     assert not grade("format", "{a: 1}", "json").correct
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verifier", ["math", "choice", "exact", "numeric"])
 @given(response=st.text(max_size=60))
 def test_no_response_raises(verifier: str, response: str) -> None:

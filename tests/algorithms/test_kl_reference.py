@@ -141,6 +141,7 @@ def a_round(session: Session, number: int, start: dict[str, Any]) -> bytes:
     return bytes(session.carry_out(ExportDelta(number)).body)
 
 
+@pytest.mark.slow
 def test_it_holds_in_later_rounds_and_trains_otherwise_than_the_base() -> None:
     session = begun("start_adapter")
     first = a_round(session, 1, START)

@@ -103,6 +103,7 @@ def test_what_a_small_trainer_holds_is_nearly_all_the_libraries(peaks: Peaks) ->
     assert 0.8 < LIBRARIES_BYTES / peaks.whole < 1.25
 
 
+@pytest.mark.slow
 def test_what_the_adapter_costs_is_counted_to_the_byte(folders: tuple[Path, Path]) -> None:
     """Moments and what a step that fails goes back to; the kept state; and the room beside narrow weights."""
     model = load_model(folders[0], "bf16")

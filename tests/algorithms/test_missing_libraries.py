@@ -97,6 +97,7 @@ def test_silo_start_says_it_before_anything_is_opened(library: str, tmp_path: Pa
     assert list((site.folder / "state").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["torch", "transformers"])
 def test_silo_check_fails_by_it_where_the_trainer_is_a_child_of_this_guard(
     library: str, monkeypatch: pytest.MonkeyPatch

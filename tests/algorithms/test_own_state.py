@@ -87,6 +87,7 @@ def test_own_figures_are_those_of_the_adapter_that_is_trained() -> None:
     assert len(base.metrics) == len(mine.metrics) - 1, "donors trained on are counted of a round"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [frozenset({0}), frozenset({2, 3}), frozenset(range(9))])
 def test_a_trainer_killed_within_or_between_rounds_goes_on_with_its_own_state(
     tmp_path: Path, killed: frozenset[int]
@@ -156,6 +157,7 @@ def test_a_silo_is_measured_with_the_shared_factors_and_its_own() -> None:
     assert bytes(without.body) != bytes(expected.body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [frozenset({0}), frozenset({2, 3}), frozenset(range(9))])
 def test_a_killed_trainer_goes_on_with_its_own_factors(tmp_path: Path, killed: frozenset[int]) -> None:
     def played(session: Session, killed: frozenset[int]) -> Session:

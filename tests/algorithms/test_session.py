@@ -365,6 +365,7 @@ def test_wire_round_trip_of_a_small_update_loses_little(wire_dtype: str, limit: 
         assert loss_of({name: whole[name] - start[name] for name in delta}) > 0.1
 
 
+@pytest.mark.slow
 def test_private_batches_pass_over_every_row_before_any_returns_and_a_restart_repeats_them(tmp_path: Path) -> None:
     seen: list[str] = []
 

@@ -214,6 +214,7 @@ async def test_a_near_match_is_read_whole_from_the_screen_alone(near_match: Any,
 # ---- what is on the screen ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 async def test_all_facts_of_a_release_with_a_finding_stand_on_one_screen(size: tuple[int, int]) -> None:
     """In the longest lengths that a guard writes."""
@@ -673,6 +674,7 @@ async def test_who_answered_here_or_at_another_console_is_told_how_it_ended(refu
         assert "approval" not in desk.app.wanted and "Approve" not in desk.footer and "h History" in desk.footer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "word"), [("A", DIGEST[-4:]), ("R", "timing")])
 async def test_while_an_answer_is_on_its_way_it_is_named_and_a_refusal_is_shown(key: str, word: str) -> None:
     async with console() as desk:
@@ -808,6 +810,7 @@ def test_a_comparison_of_another_shape_breaks_nothing(told: dict[str, Any]) -> N
 # ---- later -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_to_put_off_takes_a_choice_and_a_labelled_key_and_is_for_this_person() -> None:
     def state(**more: Any) -> dict[str, Any]:
         return noticed(expires_at=NOW + 7000, **more)
@@ -829,6 +832,7 @@ async def test_to_put_off_takes_a_choice_and_a_labelled_key_and_is_for_this_pers
         assert isinstance(desk.app.screen, ConfirmDialog)
 
 
+@pytest.mark.slow
 async def test_what_was_put_off_does_not_need_that_person_until_then() -> None:
     async with console((100, 30)) as desk:
         for person, until, needs in (("", 60, True), ("bob", 60, True), ("alice", 60, False), ("alice", -1, True)):

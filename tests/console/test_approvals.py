@@ -37,6 +37,7 @@ def test_who_answered_what(answers: list[dict[str, Any]], told: str) -> None:
     assert column.show(read(ReleaseRow, {"answers": answers}))[0] == told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 async def test_what_is_held_what_it_asks_for_and_that_nothing_can_be_answered_from_the_list(
     size: tuple[int, int],

@@ -181,6 +181,7 @@ def test_the_head_says_what_the_daemon_knows_and_no_more(changes: dict[str, Any]
 # ---- verify ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_v_has_the_daemon_verify_once_and_shows_how_far_it_is() -> None:
     log = Log(71, status={**STATUS, "size": 71, "verified_to": None, "verified_at": None})
     async with console((100, 30)) as desk:
@@ -215,6 +216,7 @@ async def test_v_that_is_refused_or_reaches_nobody_says_so_and_is_over() -> None
 # ---- rows ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_control_messages_are_left_out_until_c_a_number_or_their_name_brings_them() -> None:
     log = Log(1000, polls=True)
     async with console() as desk:

@@ -110,6 +110,7 @@ def test_contexts_are_kept_used_replaced_and_forgotten(place: PolicySite, tmp_pa
     assert context("add", "here", "--socket", "c.sock", "--force")[0] == 0 and rows()["here"]["kind"] == "coordinator"
 
 
+@pytest.mark.slow
 def test_commands_at_once_lose_no_context(place: PolicySite, tmp_path: Path) -> None:
     names = [f"c{number}" for number in range(4)]
     program = "from fedsilo.cli import main as cli; cli.fedsilo_main()"
@@ -143,6 +144,7 @@ def found(program: str, config: Path | None) -> dict[str, Finding]:
     return {each.check: each for each in findings(program, config)}
 
 
+@pytest.mark.slow
 def test_doctor_needs_nothing_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSILO_CONTEXTS", str(tmp_path / "contexts.yaml"))
@@ -153,6 +155,7 @@ def test_doctor_needs_nothing_configured(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_doctor_reads_a_configuration_and_looks_for_its_daemon(place: PolicySite, site: Site) -> None:
     config = place.folder / "silo.yaml"
     checks = found("silo", config)
@@ -189,6 +192,7 @@ def test_doctor_names_the_way_to_the_coordinator(place: PolicySite, monkeypatch:
     assert told().ok is True and told().found == "host:1, through the proxy proxy.example:3128"
 
 
+@pytest.mark.slow
 def test_doctor_finds_a_clock_behind_the_log_and_a_full_disk(
     place: PolicySite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +208,7 @@ def test_doctor_finds_a_clock_behind_the_log_and_a_full_disk(
     assert status == 1 and wrong == {"clock", "disk"} and all(each in told["error"]["message"] for each in wrong)
 
 
+@pytest.mark.slow
 def test_a_check_that_cannot_be_done_is_a_finding_and_the_others_go_on(
     place: PolicySite, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_what_is_shown_names_whose_it_is_and_the_context(kept: Path, site: Site)
     assert printed(FEDSILO, "curves")[1].splitlines()[0] == "silo hospital_a, context prod: run r7"
 
 
+@pytest.mark.slow
 def test_a_context_at_whose_socket_another_party_answers_is_refused(kept: Path, site: Site) -> None:
     other = ContextEntry("prod", "silo", site.socket, "hospital_b")
     hub = ContextEntry("prod", "coordinator", site.socket)

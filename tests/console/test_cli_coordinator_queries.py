@@ -81,6 +81,7 @@ def test_outbox_and_inbox_say_what_the_daemon_says(house: House, ask: Any) -> No
     assert ask("outbox", "show", "no such row")[0] == 2 and ask("outbox", "show", "run-1/9/x/y")[0] == 8
 
 
+@pytest.mark.slow
 def test_records_and_a_break_is_exit_status_7(house: House, ask: Any) -> None:
     whole = list(house.audit.records())[::-1]
     assert ask("audit", "list")[1]["data"]["records"] == whole[:100]

@@ -39,7 +39,7 @@ def lost(told: str, why: str) -> bool:
 VERSION = (("version",), ("version", "--json"))
 
 
-@pytest.mark.quick(keep=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [*VERSION, ("--help",), ("version", "--schema"), ("nonsense", "--json")])
 def test_a_full_disk_ends_with_one_line_and_its_hint_and_a_reader_that_went_away_is_no_news(
     words: tuple[str, ...],

@@ -77,6 +77,7 @@ def test_how_long_ago_a_silo_was_heard() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_gap_is_told_with_its_number(site: Site) -> None:
     for number in range(EVENTS_KEPT_MAX + 3):
         site.desk.publish("message.decided", {"seq": number})
@@ -146,6 +147,7 @@ def of_run(site: Site, since: int) -> list[tuple[str, Any]]:
     return [(row["name"], row["fields"].get("round", row["fields"].get("missed"))) for row in rows]
 
 
+@pytest.mark.slow
 def test_a_watch_goes_on_after_what_it_knows_also_of_a_run_that_ended_meanwhile(site: Site) -> None:
     ended = {"run": "r", "state": "finished", "reason": "", "ended_at": "2027-01-15T08:00:00Z"}
     site.answer(run=ended | {"silo_errors": {}, "rounds": []})

@@ -150,6 +150,7 @@ async def test_v_and_the_twins_are_the_coordinators() -> None:
         assert log.verifications == 1
 
 
+@pytest.mark.slow
 def test_every_answer_is_classified_and_a_shared_recording_has_only_what_was_sent(house: House) -> None:
     ask = as_json(panel_of(house))
     for name in ("outbox", "inbox", "audit.status"):

@@ -103,6 +103,7 @@ def test_a_refused_question_is_noted_and_the_rest_goes_on(error: Exception, code
         assert reader.until(lambda seen: "limits" in seen.answers).refused == {}
 
 
+@pytest.mark.slow
 def test_a_slow_answer_makes_no_reading_late() -> None:
     daemon = idle()
     daemon.answers["audit"] = {"size": 1}

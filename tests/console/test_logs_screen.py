@@ -153,6 +153,7 @@ def test_whole_lines_cut_nothing_and_keep_the_cursor_in_sight() -> None:
 EACH_SECOND = [f"2026-12-01T09:{n // 60:02d}:{n % 60:02d}.000Z INFO hospital_a line {n}" for n in range(1_000)]
 
 
+@pytest.mark.slow
 async def test_the_trainers_log_is_named_where_it_can_be_read_and_at_a_coordinator_there_is_none() -> None:
     async with console((80, 24)) as desk:
         await desk.show(silo())

@@ -244,6 +244,7 @@ async def test_T36_a_run_that_changed_behind_the_dialog_is_not_ordered() -> None
         assert len(await desk.sends("p")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "site", "keys", "wrong", "word", "command", "bound"),
     [
@@ -285,6 +286,7 @@ async def test_what_cannot_be_undone_takes_a_word(
         desk.shows("audit record 90")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refusal", "told", "again"),
     [

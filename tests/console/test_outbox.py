@@ -198,6 +198,7 @@ async def test_a_verdict_a_number_or_control_messages_are_asked_of_the_daemon() 
         desk.shows("nothing fits")  # where rows are counts a number names nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["tab", "h", "l"])
 async def test_the_inbox_is_a_key_away_and_each_keeps_its_cursor(key: str) -> None:
     async with console((100, 30)) as desk:

@@ -113,6 +113,7 @@ def test_what_was_sent_is_not_called_left_and_a_rate_has_one_unit() -> None:
     assert "28.1" in text.split("pass@1 %")[1] and "0.281" not in text and "reward mean 0.413" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 async def test_however_much_there_is_what_matters_stays_in_sight(size: tuple[int, int]) -> None:
     kinds = ["control.hello", "control.poll", "bandit.reward", "reward.scalar", "lora.factors", "metrics.eval"]
@@ -138,6 +139,7 @@ async def test_however_much_there_is_what_matters_stays_in_sight(size: tuple[int
 # ---- two figures -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_two_figures_stand_below_where_there_is_room() -> None:
     without_n = curves_at_coordinator()
     for series in without_n["series"]:

@@ -83,6 +83,7 @@ def test_what_a_filter_lets_through(text: str, passes: bool) -> None:
     assert parse_filter(text, texts).passes(texts) is passes
 
 
+@pytest.mark.slow
 def test_a_filter_that_nothing_passes_does_not_fetch_everything() -> None:
     made = rows(following=901)
     made.filter("nothing-like-it")

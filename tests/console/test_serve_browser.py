@@ -240,6 +240,7 @@ async def test_T36_a_browser_looks_and_cannot_answer(site: Site) -> None:
     assert len(site.approved) == 1
 
 
+@pytest.mark.slow
 async def test_a_recording_is_shown_without_a_daemon(site: Site) -> None:
     recording = site.folder / "a.fedrec"
     once = ["--socket", str(site.socket), "--once", "--record", str(recording)]
@@ -252,6 +253,7 @@ async def test_a_recording_is_shown_without_a_daemon(site: Site) -> None:
             await Terminal(socket).until("REPLAY", "hospital_a")
 
 
+@pytest.mark.slow
 async def test_T37_text_from_elsewhere_steers_no_browser(site: Site) -> None:
     hostile = TOGETHER["forwards"].replace("\ud800", "")  # which no daemon can send: it is not UTF-8
     site.desk.set_state(

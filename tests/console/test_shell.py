@@ -104,6 +104,7 @@ async def test_the_palette_finds_by_letters_asks_the_same_questions_and_bursts_o
         assert field.value == "approve"  # as typed, not twice
 
 
+@pytest.mark.slow
 async def test_the_palette_finds_what_is_called_so_before_what_is_told_so_and_before_what_changes_something() -> None:
     def titles(typed: str) -> list[str]:
         return [entry.name for entry in by_letters(typed, things_to_do(desk.app))]
@@ -201,6 +202,7 @@ async def test_the_terminals_title_counts_the_needs_and_says_nothing_of_a_daemon
         assert titles == ["\x1b]2;(2) fedconsole\x07", "\x1b]2;fedconsole\x07"]
 
 
+@pytest.mark.slow
 async def test_stale_and_disconnected_grey_every_screen_and_keep_what_was_known() -> None:
     async with console() as desk:
         await desk.open(ExampleScreen())
@@ -275,7 +277,7 @@ async def test_a_refusal_is_wrapped_and_is_all_there_is(size: tuple[int, int]) -
         assert isinstance(desk.app.screen, TextDialog) and "needs 60x16" not in desk.text
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("dialog", "size"), [("A", (50, 15)), ("question_mark", (50, 42)), ("colon", (140, 15))])
 async def test_a_dialog_without_room_is_covered_takes_no_key_and_stands_there_again(
     dialog: str, size: tuple[int, int]
@@ -301,6 +303,7 @@ async def test_a_dialog_without_room_is_covered_takes_no_key_and_stands_there_ag
 # ---- texts -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_each_key_that_moves_a_text_does_and_more_is_said_until_its_end() -> None:
     more = "j for more"
     async with console(ascii_only=True, theme_name="fed-mono") as desk:

@@ -84,7 +84,7 @@ def test_it_ends_when_its_terminal_is_closed_and_with_sigterm_after_that(is_told
         assert console.wait(WAIT_SECONDS) == 130
 
 
-@pytest.mark.quick(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["iso8859-1", "ascii", "utf-8"])
 def test_it_draws_what_its_terminal_can_show_and_enters_it_again_after_it_was_put_aside(encoding: str) -> None:
     with opened(encoding=encoding) as (console, main, _):

@@ -59,6 +59,7 @@ def drawn(desk: Desk) -> int:
     return max(map(len, desk.text.splitlines()))
 
 
+@pytest.mark.slow
 async def test_a_resize_that_textual_lost_is_drawn_with_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     async with console() as desk:
         await desk.show(silo())
@@ -81,6 +82,7 @@ async def ticks(desk: Desk) -> set[Size]:
     return {screen.outer_size for screen in desk.app.screen_stack[1:]} | {desk.app.size}
 
 
+@pytest.mark.slow
 async def test_a_resize_that_nobody_heard_of_is_drawn_too_and_a_dialog_with_it() -> None:
     async with console() as desk:
         await desk.show(silo())

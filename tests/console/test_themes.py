@@ -190,6 +190,7 @@ def written(app: App[Any], word: str) -> Segment:
     return next(segment for segment in list(drawn(app))[::-1] if segment.text.strip().startswith(word))
 
 
+@pytest.mark.slow
 async def test_without_colour_none_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     async with console(theme_name="fed-mono") as desk:
         await desk.show(STATE)

@@ -113,6 +113,7 @@ def test_silos_in_one_process_know_with_what_probability_a_donor_was_written(
     assert result.adapter_sha256 != ""
 
 
+@pytest.mark.slow
 def test_what_a_site_does_not_allow_is_refused_as_over_daemons(tmp_path_factory: pytest.TempPathFactory) -> None:
     sites = sites_in(tmp_path_factory.mktemp("few"))  # a socket's path has room for 107 bytes
     with pytest.raises(UsageError, match="local_steps"):

@@ -218,6 +218,7 @@ def test_a_wrong_file_is_told_with_line_and_hint(name: str, tmp_path: Path) -> N
     assert f"{path}:{place}: " in error["message"] and "self-swap" in error["hint"]
 
 
+@pytest.mark.slow
 def test_the_page_of_results_is_what_its_lines_say(tmp_path: Path) -> None:
     file, page, kept = "examples/experiments/two_step.yaml", tmp_path / "results.md", ROOT / "docs" / "results.md"
     result = CliRunner().invoke(app, ["report", str(ROOT / file), "--out", str(page)])

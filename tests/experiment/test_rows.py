@@ -216,6 +216,7 @@ def test_rows_of_files_are_dealt_once_and_what_is_tuned_on_is_no_seeds_evaluatio
     }
 
 
+@pytest.mark.slow
 def test_the_papers_counts_fit_into_all_rows_of_its_files(tmp_path: Path) -> None:
     """MATH has 12,500 rows: 4 x 2,500 private, 1,250 public and 1,250 held-out ones, and one row fewer is too few."""
     stated = read_experiment(examples_folder() / "experiments" / "pubswap_qwen3_1.7b.yaml").settings["math-tau10"]

@@ -66,6 +66,7 @@ def configured(place: Place, proxy: ConnectProxy, login: Path | None) -> Coordin
 # ---- an HTTP proxy ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_T10_T31_through_a_proxy_with_a_login_and_through_nothing_else(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],

@@ -43,6 +43,7 @@ def test_a_limit_below_every_canonical_value_leaves_zero_alone() -> None:
     assert grid_points(1e300, "float32") == 2 * 254 * 2**23 + 1
 
 
+@pytest.mark.slow
 def test_metrics_are_as_many_as_the_rules_let_through() -> None:
     """Every message over a coarse grid and one topic, judged by the rules."""
     policy = policy_of(

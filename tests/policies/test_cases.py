@@ -335,6 +335,7 @@ def test_lists_of_control_kinds_are_loosened_by_each_kind_that_they_lack() -> No
     assert [set(mutant.after) - set(mutant.before) for mutant in found] == [{"fetch"}]
 
 
+@pytest.mark.slow
 def test_limits_beyond_messages_change_no_decision_and_all_others_do() -> None:
     """What BEYOND_MESSAGES excuses is really judged by no rule: else a case could be asked for."""
     for name in ("small", "strict"):

@@ -119,6 +119,7 @@ def met(first: PolicyFile, second: PolicyFile) -> PolicyFile | None:
 # ---- the laws ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(policies(), policies())
 def test_X02_meet_is_commutative_and_at_least_as_tight_as_both(first: PolicyFile, second: PolicyFile) -> None:
@@ -171,6 +172,7 @@ def test_T34_the_meet_allows_only_what_both_allow(
         assert "deny" not in verdicts[1:]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(policies(), policies(), st.sampled_from(MESSAGES), st.integers(0, 4))
 def test_X02_tightening_never_turns_deny_into_allow_and_diff_agrees(

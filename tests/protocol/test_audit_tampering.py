@@ -72,6 +72,7 @@ def test_T38_honest_logs_verify_alone_and_together(honest: tuple[Path, Path]) ->
 FILES = ["000000000000.jsonl", "checkpoints", "witnessed", "keys"]
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_T38_any_changed_byte_anywhere_is_detected(

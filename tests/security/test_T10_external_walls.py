@@ -525,6 +525,7 @@ def test_T10_a_path_that_goes_away_while_it_is_tried_shows_no_wall(site: Site) -
     assert probing.proven_level("container", kept) == "waived"
 
 
+@pytest.mark.slow
 @root_only
 @pytest.mark.parametrize("user", [SOMEBODY, None])
 def test_T10_a_report_without_the_daemon_tries_a_decoy_of_its_control_socket(

@@ -731,6 +731,7 @@ def heard(silo: SimulatedSilo, kind: str) -> list[Any]:
     return [body for envelope, body in silo.heard if envelope.kind == kind]
 
 
+@pytest.mark.slow
 def test_T20_the_coordinator_names_every_policy_and_gives_all_signatures_with_the_last(tmp_path: Path) -> None:
     house, silos = started(tmp_path)
     for silo in silos[:3]:
@@ -1227,6 +1228,7 @@ def test_T20_both_logs_and_the_run_record_keep_the_signed_result(tmp_path: Path)
     made.close()
 
 
+@pytest.mark.slow
 def test_T20_the_coordinator_signs_one_end_of_a_round_only(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     until_quiet(silos)

@@ -574,6 +574,7 @@ def test_T20_no_value_in_records_of_a_round_stops_the_check(run: Path, data: st.
     assert all(isinstance(problem, str) for problem in told)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_T20_no_value_in_a_run_record_stops_the_check(run: Path, data: st.DataObject) -> None:
@@ -682,6 +683,7 @@ def test_T58_run_verify_and_audit_verify_ask_for_the_updates_that_the_transcript
     assert (code, out["data"]["problems"] == []) == ((0, True) if least < 3 else (7, False)), out
 
 
+@pytest.mark.slow
 def test_T20_run_verify_follows_the_adapter_from_round_to_round(two_rounds: Detail, tmp_path: Path) -> None:
     assert verified(tmp_path, two_rounds)[0] == 0
     first, second = two_rounds["rounds"]
@@ -776,6 +778,7 @@ def test_T20_run_verify_takes_silo_keys_from_certificates_under_the_federations_
         assert code == 7 and "certificate 2 of the record" in told["data"]["problems"][0]
 
 
+@pytest.mark.slow
 def test_T20_an_auditor_checks_a_run_record_without_the_coordinators_libraries(run: Path, tmp_path: Path) -> None:
     assert verified(tmp_path, record_of(run))[0] == 0
     program = (

@@ -115,6 +115,7 @@ def test_T22_the_process_that_grades_is_itself_behind_sandbox(config: Any) -> No
         assert json.loads(said) == dict.fromkeys(tries, False)
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_T22_bombs_and_a_killed_process_are_wrong_answers_and_no_pass(grader: GradingProcess) -> None:
     bombs = [HARMFUL[name] + GOOD for name in ("fork_bomb", "thread_bomb")]

@@ -329,6 +329,7 @@ def test_T24_connections_that_say_nothing_hold_up_nobody(place: Place, healthy: 
     assert answers == ["control.ack"] * EXCHANGES
 
 
+@pytest.mark.slow
 def test_T23_64_mebibytes_of_zeros_in_gzip_are_refused_and_take_no_memory(place: Place, healthy: grpc.Channel) -> None:
     assert place.heartbeat(healthy, "hospital_a") == "control.ack"
     Path(f"/proc/{place.process.pid}/clear_refs").write_text("5")  # the peak counts from here

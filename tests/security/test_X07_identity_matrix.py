@@ -762,6 +762,7 @@ def test_a_control_socket_that_is_not_there_is_named(tmp_path: Path) -> None:
 # ---- other people's text -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_T37_text_in_a_certificate_cannot_write_lines_or_escapes_into_a_message() -> None:
     evil = "x\x1b[2J\nCRITICAL halted\u202e" + "y" * 20
     authority = create_ca(FEDERATION, kind="federation", not_before=NOW - timedelta(days=1), days=30)

@@ -146,6 +146,7 @@ def nothing_was_done_for_its_run(federation: World, name: str) -> None:
     assert federation.loop.bench.ledger.run_state(run) == "declined"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PLANS if "T12" in ATTACKS[name].threats])
 def test_T12_a_plan_with_another_public_set_or_with_text(attacked: World, name: str) -> None:
     denied_by_its_rule(attacked, name) if name == "wrong_public_set" else unreadable(attacked, name)

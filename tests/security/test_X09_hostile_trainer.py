@@ -108,6 +108,7 @@ def test_X09_every_attack_of_a_trainer_is_known_made_and_came_to_what_the_list_s
             assert shown == {key: found[key] for key in ("decision", "rule", "rules", "record")}
 
 
+@pytest.mark.slow
 def test_X09_nothing_private_left_in_all_of_it(together: World) -> None:
     crossed = b"\0".join(payload for _, payload in together.channel.sent)
     for prompt in PROMPTS:

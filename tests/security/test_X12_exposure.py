@@ -98,6 +98,7 @@ def test_exact_p_value_is_the_count_of_all_splits(sets: tuple[list[int], list[in
     assert exact_p_value(strata) == pytest.approx(counted_by_hand(strata), rel=1e-12)  # sums of floats up to 70
 
 
+@pytest.mark.slow
 @settings(max_examples=20)  # a thousand splits of three runs, one by one
 @given(st.lists(st.tuples(*[COUNTS] * 5), min_size=2, max_size=3))
 def test_exact_p_value_over_several_runs_splits_each_on_its_own(runs: list[tuple[int, ...]]) -> None:
@@ -118,6 +119,7 @@ def test_estimated_p_value_agrees_with_the_exact_one() -> None:
     assert monte_carlo_p_value([gains([9] * 20, [0] * 20)], draws, splits=99) == 1 / 100
 
 
+@pytest.mark.slow
 def test_without_memory_a_fair_draw_is_rarely_significant() -> None:
     """The p-value holds its level: at most one draw in twenty is below 0.05, whatever the gains are."""
     draws = np.random.default_rng(12)

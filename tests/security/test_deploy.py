@@ -82,6 +82,7 @@ def test_T10_the_guards_container_cannot_read_the_prompts() -> None:
     assert not [source for source in sources if source.endswith("/private") or source == "/srv/fedsilo/SITE"]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_recipes_exist() -> None:
     """Every option that a recipe gives is one that the program takes."""
     binaries = Path(sys.executable).parent

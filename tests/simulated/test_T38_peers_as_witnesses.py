@@ -402,6 +402,7 @@ def test_T38_a_witness_remembers_over_a_restart_and_only_forwards(net: Net) -> N
     assert path.read_bytes() != before
 
 
+@pytest.mark.slow
 def test_T38_a_silo_that_was_away_catches_up_step_by_step_and_loses_nothing(net: Net) -> None:
     net.round(1)
     present = {name: silo for name, silo in net.silos.items() if name != "hospital_c"}
@@ -659,6 +660,7 @@ def test_T38_peers_follow_a_log_after_a_kill_anywhere_in_an_exchange(
     assert at > 4  # it died about the step, about the memory, and after both
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_T38_kills_one_after_another_and_while_others_ask_leave_no_hole(
     request: pytest.FixtureRequest, made: Callable[..., Net], monkeypatch: pytest.MonkeyPatch, database: str

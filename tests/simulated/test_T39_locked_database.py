@@ -118,6 +118,7 @@ def test_T39_a_locked_ledger_is_waited_for_and_named_and_the_silo_goes_on_by_its
     assert loop.desk.states[-1]["waits"] == ""
 
 
+@pytest.mark.slow
 def test_T39_a_silo_that_is_stopped_waits_for_no_lock(loop: Loop) -> None:
     with locked(loop.folder / "ledger.sqlite3") as let_go, doing(loop.turn):
         until(lambda: loop.bench.ledger.locked.waiting)
@@ -225,6 +226,7 @@ def test_T39_a_locked_database_of_the_coordinator_is_waited_for_and_halts_nobody
         assert code_of(silos[2].say("control.heartbeat", pb.Heartbeat())) == "ok"
 
 
+@pytest.mark.slow
 def test_T39_a_coordinator_that_is_stopped_waits_for_no_lock(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     with closing(house):

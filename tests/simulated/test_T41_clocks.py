@@ -641,6 +641,7 @@ class CoordinatorSite:
         return [record for record in coordinator.audit.records() if "forward_milliseconds" in record.get("detail", {})]
 
 
+@pytest.mark.slow
 def test_T41_time_that_stands_still_goes_on_when_an_approver_accepts_the_clock(tmp_path: Path) -> None:
     site = CoordinatorSite(tmp_path)
     right = site.wall

@@ -82,6 +82,7 @@ def test_T58_a_round_with_fewer_updates_than_a_policy_asks_for_is_not_committed(
     assert row["state"] == state and len(row["participants"]) == (given if state == "committed" else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "came_to"), [(2, ("failed", "MIN_UPDATES")), (3, ("finished", ""))])
 def test_T58_a_policy_that_is_tightened_in_the_middle_of_a_run_counts_from_the_next_round(
     tmp_path: Path, given: int, came_to: tuple[str, str]

@@ -174,6 +174,7 @@ def test_after_each_message_the_stored_events_give_the_life_in_memory(tmp_path: 
     assert house.run().state == "finished" and set(looked) == {"waiting", "running"}
 
 
+@pytest.mark.slow
 def test_a_transaction_that_fails_leaves_the_run_in_memory_as_it_is_in_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +241,7 @@ def test_a_database_that_does_not_fit_itself_starts_no_coordinator(tmp_path: Pat
         House(tmp_path, clock=house.clock)
 
 
+@pytest.mark.slow
 def test_T29_what_came_last_is_acknowledged_again_after_the_run_has_ended(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     until_quiet(silos)
@@ -336,6 +338,7 @@ def test_T11_counts_in_memory_are_those_of_the_database_after_a_failure(
         assert json.loads(book_in_database(house, silo.name))["recent"]["control"] == before
 
 
+@pytest.mark.slow
 def test_T11_T29_a_run_whose_end_was_undone_goes_on_with_its_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,6 +377,7 @@ def test_a_database_that_fails_before_a_message_is_judged_leaves_no_record_that_
     assert house.driver.halted and len(list(house.audit.records())) == records
 
 
+@pytest.mark.slow
 def test_the_signed_record_of_a_run_has_the_message_that_ended_it(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     until_quiet(silos)

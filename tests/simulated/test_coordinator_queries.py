@@ -82,6 +82,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 # ---- what came in ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_inbox_is_what_a_slow_reading_of_the_log_gives(ended: House) -> None:
     inbox = as_json(panel_of(ended))["inbox"]
     answer = inbox({"limit": 500})

@@ -105,6 +105,7 @@ def test_T10_the_record_names_the_isolation_of_each_silo_and_a_change_of_it(tmp_
     assert "isolation of the trainers: hospital_a namespaces then waived, hospital_b user, " in text
 
 
+@pytest.mark.slow
 def test_bytes_counted_from_the_log_equal_those_of_the_database(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     until_quiet(silos)
@@ -128,6 +129,7 @@ def test_bytes_counted_from_the_log_equal_those_of_the_database(tmp_path: Path) 
         assert from_table["lora.factors"] == (2, 2 * size)
 
 
+@pytest.mark.slow
 def test_a_silo_that_keeps_its_factors_back_is_left_out_at_the_deadline(tmp_path: Path) -> None:
     house, silos = played(tmp_path, mute={1: {"lora.factors", "metrics.eval"}})
     assert house.run().state == "running"

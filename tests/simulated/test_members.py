@@ -321,6 +321,7 @@ def test_what_waits_is_sent_after_a_restart_unless_the_run_was_left(loop: Loop, 
         assert goodbyes + abstained(loop) == [(0, 0)], "the goodbye is said"
 
 
+@pytest.mark.slow
 def test_the_coordinator_waits_no_more_for_a_silo_that_left_and_keeps_what_it_gave(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     *others, leaver = silos

@@ -151,6 +151,7 @@ def test_a_straggler_is_named_by_the_phase_that_it_is_late_in(running: Any) -> N
     assert marked["hospital_d"]["seconds"] > 2 * marked["hospital_d"]["median_seconds"]
 
 
+@pytest.mark.slow
 def test_a_round_that_is_over_says_who_was_accepted_and_who_was_absent(running: Any) -> None:
     house, silos, ask, _ = running
     house.advance(1000.0)
@@ -594,6 +595,7 @@ def one_round_committed(folder: Path) -> tuple[House, list[SimulatedSilo]]:
     return house, silos
 
 
+@pytest.mark.slow
 def test_a_committed_round_has_its_drift_noted_once_also_after_a_restart(tmp_path: Path) -> None:
     house, _ = one_round_committed(tmp_path)
     assert {number: len(notes) for number, notes in drifts(house).items()} == {1: 1}
@@ -601,6 +603,7 @@ def test_a_committed_round_has_its_drift_noted_once_also_after_a_restart(tmp_pat
     assert {number: len(notes) for number, notes in drifts(again).items()} == {1: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [OSError(5, "the disk"), ValueError("no payload"), MemoryError(), KeyError("lora_A")])
 def test_a_drift_that_cannot_be_computed_costs_the_note_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -55,6 +55,7 @@ def test_T20_a_charter_that_lists_no_server_optimiser_refuses_the_run_as_it_is_s
     assert refused.value.code == "INVALID_INPUT"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_three_rounds_are_those_of_a_slow_loop(tmp_path: Path, name: str) -> None:
     house, silos = joined(tmp_path, request_with(name), policy=CHARTER)
@@ -126,6 +127,7 @@ def test_T29_killed_between_any_two_durable_calls_it_ends_with_the_same_adapter_
     assert killer.kills["as a payload is kept"] > 6 and killer.kills.total() > killer.kills["as a payload is kept"]
 
 
+@pytest.mark.slow
 def test_a_round_that_is_abandoned_leaves_the_state_as_it_was(tmp_path: Path) -> None:
     house, silos = joined(tmp_path, request_with("momentum"), policy=CHARTER)
     for silo in silos[1:]:

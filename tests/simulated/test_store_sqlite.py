@@ -57,6 +57,7 @@ class TestSqlite(StoreSuite):
         assert told.value.code == "DATABASE_DAMAGED"
 
 
+@pytest.mark.slow
 def test_what_a_whole_run_writes_fits_the_width_of_its_columns(tmp_path: Path) -> None:
     """SQLite takes any width; PostgreSQL refuses what is wider than the column says."""
     house, silos = joined(tmp_path)

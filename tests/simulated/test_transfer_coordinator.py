@@ -302,6 +302,7 @@ def test_a_plan_in_a_lost_file_is_not_accepted_by_what_comes_over_a_line(
     assert house.driver.runs["run-1"].life.standing[FOURTH] == "accepted"
 
 
+@pytest.mark.slow
 def test_T23_of_a_file_that_comes_again_and_again_nothing_stays_on_the_disk(
     house: House, transfers: Transfers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def test_only_a_method_that_says_so_takes_unlike_models(method: str) -> None:
 # ---- at the coordinator ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_tokenizers_join_a_run_of_a_method_that_says_so(tmp_path: Path) -> None:
     house, silos = federation(tmp_path, models={LAST: OTHER})
     house.submit(RUN_YAML.replace("method: pubswap", "method: responses-only"))
@@ -88,6 +89,7 @@ def test_each_silo_is_held_to_its_own_entry(tmp_path: Path) -> None:
     assert isinstance(silos[-1].join(**OTHER.model_dump()), pb.Ack)
 
 
+@pytest.mark.slow
 def test_a_run_of_another_method_is_refused_with_that_silo_and_begins_without_it(tmp_path: Path) -> None:
     house, silos = federation(tmp_path, models={LAST: OTHER})
     with pytest.raises(UsageError, match=rf"run\.yaml:2: pubswap takes one model for all silos, and {LAST} has"):
