@@ -201,7 +201,7 @@ class OrderDialog(ModalScreen[Order | None]):
 
     def word_fits(self) -> bool:
         """Return True if the typed text confirms the order."""
-        return not self._order.word_is or self.typed() == self._order.word
+        return not self._order.word_is or self.typed() == self._order.word != ""
 
     def wrong_word(self) -> str:
         return f"This is not {self._order.word_is}."

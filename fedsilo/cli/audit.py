@@ -457,7 +457,6 @@ def _record_text(record: Mapping[str, Any], folder: Path) -> str:
 
 
 def _show_payload(seq: int, config: Path, operator: str) -> None:
-
     if not operator:
         raise UsageError("who reads it? --operator NAME", hint="an auditor or approver of this site; it is recorded")
     site = load_site(config)

@@ -43,7 +43,6 @@ def request_renewal(directory: Path, token: str) -> Enrolment:
         NotAllowedError: the certificate there is another identity's, a key is not the certificate's, or others may
             read it.
     """
-
     from certs.encoding import load_signing_key, load_tls_key, read_one_certificate
     from certs.enrolment import identity_of_token, make_request
     from certs.identity import named_in
@@ -97,7 +96,6 @@ RESERVED_NAMES = frozenset(
 
 def checked_silos(names: Sequence[str]) -> tuple[str, ...]:
     """The silos' names. Raises UsageError: none, not a name, one twice, or one that something else has."""
-
     from certs.names import checked_name
 
     silos = tuple(checked_name(name) for name in names)
@@ -256,7 +254,6 @@ def renew(
     out: Annotated[Path, typer.Option("--out", help="Folder of its keys and certificate; the request goes there.")],
 ) -> None:
     """Make a request with the keys that are there: the audit log and other sites' pins know a party by them."""
-
     enrolment = request_renewal(out, token)
     emit(_of_enrolment(enrolment), f"the keys of {enrolment.identity} in {out} stay as they are\n{_send(enrolment)}")
 
@@ -270,7 +267,7 @@ def sign(
     ip: Annotated[list[str] | None, typer.Option("--ip", help="Coordinator only: an address silos dial.")] = None,
     hours: Annotated[
         float | None,
-        typer.Option("--hours", help="Life of the certificate; 168 at most, 8 for operators if not given."),
+        typer.Option("--hours", min=0.01, help="Life of the certificate; 168 at most, 8 for operators if not given."),
     ] = None,
     passphrase_file: PassphraseOption = None,
 ) -> None:
@@ -311,7 +308,6 @@ def trial(
     Whoever runs this holds every party's keys and could speak for each of them: for data that may be seen by all. In a
     real federation each site makes its own: ca-init, invite, request, sign.
     """
-
     names = [name.strip() for name in silos.split(",") if name.strip()]
     make_trial(federation, names, out, dns_names=dns or ("localhost",), ip_addresses=ip or ("127.0.0.1", "::1"))
     folders = {name: str(out / name) for name in (COORDINATOR_FOLDER, *names)}

@@ -55,7 +55,6 @@ def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="silo.yaml, coordinator.yaml or policies.")],
 ) -> None:
     """Read each file as its daemon does. What it names is not looked for: `silo check` and `coordinator check` do."""
-
     rows: list[dict[str, Any]] = []
     first: FedSiloError | None = None
     for path in files:

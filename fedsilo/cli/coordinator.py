@@ -79,7 +79,6 @@ def backup(
 
     Run it as the user of the coordinator. Only the backup of a coordinator that has ended can take over from it.
     """
-
     from certs.encoding import load_signing_key
     from coordinator.backup import make_backup, put_into
     from coordinator.config import load_config
@@ -450,7 +449,6 @@ def accept_clock(
 @command(app, "coordinator stop")
 def stop(config: CoordinatorOption = COORDINATOR_YAML, timeout: TimeoutOption = 30.0) -> None:
     """End the coordinator cleanly (SIGTERM by its own user); calls in flight may finish."""
-
     from coordinator.config import load_config
     from fedsilo.demo.processes import wait_for_end
 

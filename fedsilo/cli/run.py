@@ -152,10 +152,8 @@ def watch(
     """
     from fedsilo.cli.watch import EVENTS_MISSED, gap_text, gaps_told, up_to
 
-    place, last = (
-        f" --socket {socket}" if socket else "" if config == COORDINATOR_YAML else f" --config {config}",
-        since,
-    )
+    place = f" --socket {socket}" if socket else "" if config == COORDINATOR_YAML else f" --config {config}"
+    last = since
     with coordinator_client(config, socket) as client:
         state, told = client.query("run", {"run": run})["state"], False
         over = state in ENDED

@@ -25,12 +25,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsilo.files.durable import read_regular
 from fedsilo.files.extras import install_hint
 from fedsilo.protocol.codec import sha256_hex
 from fedsilo.protocol.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from pydantic import ConfigDict  # a third of a second to load, for a type
 
 LINE_BYTES_MAX = 1 << 20
 UNPACKED_BYTES_MAX = 4 << 30
@@ -189,10 +192,14 @@ _OPTIONAL = ("group", "solution")
 Problem = tuple[int, str]
 
 
+CLOSED: ConfigDict = {"extra": "forbid"}  # of dataclasses that no unknown field is read into
+
+
 @dataclass(frozen=True)
 class FieldNames:
     """Names of a task's fields in a file. solution: empty where none is read."""
 
+    __pydantic_config__ = CLOSED
     id: str = "id"
     prompt: str = "prompt"
     answer: str = "answer"

@@ -17,13 +17,12 @@ output. It is a process of its own in the trainer's sandbox, because a model fol
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import hmac
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -32,7 +31,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from fedsilo.files.extras import need
 from fedsilo.files.model_folder import ending_ids, vocabulary_rows
-from fedsilo.files.task_files import PUBLIC, FieldNames, Task, TaskFile, read_tasks, read_usable
+from fedsilo.files.task_files import CLOSED, PUBLIC, FieldNames, Task, TaskFile, read_tasks, read_usable
 from fedsilo.grading.exact import normalise
 from fedsilo.grading.worker import full_check
 from fedsilo.protocol.codec import canonical_json
@@ -59,13 +58,11 @@ Hex = Annotated[bytes, BeforeValidator(_bytes_of)]
 
 
 def read_fields(kind: type[T], fields: object, what: str) -> T:
-    """Read a message of the guard, as JSON brought it, into its dataclass.
+    """Read a message of the guard, as JSON brought it, into its dataclass, which is `CLOSED`.
 
     Raises:
         UsageError: a field is missing, unknown or of another type; no value is shown, since some are secret.
     """
-    if isinstance(fields, Mapping) and (unknown := fields.keys() - {each.name for each in dataclasses.fields(kind)}):  # type: ignore[arg-type]
-        raise UsageError(f"{what} has a field {sorted(unknown)[0][:40]!r} that this version does not know")
     try:
         return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
@@ -297,6 +294,7 @@ _PREFIX, _SUFFIX = "overlap-", ".index"
 class IndexSettings:
     """Settings of the overlap index that the guard asks for. background: leave out n-grams of the public set."""
 
+    __pydantic_config__ = CLOSED
     key: Hex = field(repr=False)
     n: int
     false_positive_rate: float
@@ -386,6 +384,7 @@ QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 class PreviewRequest:
     """A request of `silo check`. `template` as in `TextCodec`; `show`: so many prompts as text."""
 
+    __pydantic_config__ = CLOSED
     model: Path
     template: str | None
     private: tuple[Path, ...]

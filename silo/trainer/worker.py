@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.files.extras import not_installed
-from fedsilo.files.task_files import STANDARD, FieldNames
+from fedsilo.files.task_files import CLOSED, STANDARD, FieldNames
 from fedsilo.protocol.codec import Buffer
 from fedsilo.protocol.errors import FedSiloError, NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.protocol.plan import plan_from_canonical
@@ -163,6 +163,7 @@ def is_grading_command(arguments: tuple[object, ...]) -> bool:
 class ModelPlace:
     """The base model's folder, and the number format that it is loaded in."""
 
+    __pydantic_config__ = CLOSED
     path: Path
     load: str
 
@@ -171,6 +172,7 @@ class ModelPlace:
 class TaskPlace:
     """A task file, and the verifier of its answers."""
 
+    __pydantic_config__ = CLOSED
     path: Path
     verifier: str
 
@@ -179,6 +181,7 @@ class TaskPlace:
 class Configuration:
     """The `configure` message. Paths are as the trainer sees them inside its sandbox."""
 
+    __pydantic_config__ = CLOSED
     silo: str
     model: ModelPlace
     private: tuple[Path, ...]

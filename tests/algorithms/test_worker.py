@@ -203,6 +203,8 @@ def test_configuration_names_what_is_missing(folder: Path) -> None:
     with pytest.raises(UsageError) as refused:
         read_fields(Configuration, {**fields, "site_secret": "00ffx"}, "it")
     assert "site_secret" in refused.value.message and "00ff" not in refused.value.message
+    with pytest.raises(UsageError, match="promt"):  # else the site would train on another field without a word
+        read_fields(Configuration, {**fields, "fields": {"promt": "question"}}, "it")
     del fields["site_secret"]
     with pytest.raises(UsageError, match="site_secret"):
         read_fields(Configuration, fields, "it")

@@ -12,7 +12,7 @@ from textual.widgets import Input
 from console.actions import ACTIONS, JSON_LINES_MAX, actions_on, json_lines, title_of
 from console.app import FedConsole
 from console.base import TextDialog, TooSmall
-from console.dialogs import ChooseDialog, ConfirmDialog, OrderDialog, by_letters, things_to_do
+from console.dialogs import ChooseDialog, ConfirmDialog, NoPaste, OrderDialog, by_letters, things_to_do
 from console.screens.approval import ApprovalScreen
 from console.screens.overview import OverviewScreen
 from fedsilo.views.conditions import answer_lines, denied_lines, empty_lines, refused_lines
@@ -98,7 +98,7 @@ async def test_the_palette_finds_by_letters_asks_the_same_questions_and_bursts_o
         await desk.pilot.press("ctrl+p", *"approve", "enter")
         await desk.wait(0.5)
         assert not isinstance(desk.app.screen, ConfirmDialog)
-        field = desk.app.screen.query("ChooseLine").first(Input)
+        field = desk.app.screen.query_one(NoPaste)
         field.post_message(events.Paste("approve"))
         await desk.pilot.pause()
         assert field.value == "approve"  # as typed, not twice

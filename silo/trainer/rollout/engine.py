@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from fedsilo.files.task_files import CLOSED
 from silo.trainer.scale_out import Processes, dealt
 
 
@@ -33,6 +34,7 @@ class RolloutPlace:
         sleep: ask for sleep while the trainer trains, where the server offers it.
     """
 
+    __pydantic_config__ = CLOSED
     private: Path
     public: Path
     adapters: Path
