@@ -521,7 +521,7 @@ def _shapes_of(plan: Plan | None, facts: ModelFacts) -> Shapes:
 
 
 class _Report(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
 
 Quantiles = tuple[int, int, int, int, int] | tuple[()]  # smallest, median, 90 %, 99 %, largest; () of no rows

@@ -538,7 +538,10 @@ class Releases:
         person: str = "",
         fingerprint: str = "",
         order: Mapping[str, str] | None = None,
-        **more: object,
+        acknowledged: Sequence[str] = (),
+        until: int = 0,
+        note: str = "",
+        facts: str = "",
     ) -> int:
         """Record an event about a held release: `approval.*` or `release.defer`.
 
@@ -549,14 +552,16 @@ class Releases:
             person: who answered; empty where nobody did.
             fingerprint: SHA-256 of that person's certificate.
             order: the person's signed command, as the log keeps it.
-            more: of the detail, where they are not empty: `acknowledged` (ids of findings that the person opened),
-                `until` (seconds since 1970, of a release that the person put off), `note` (digest of what the person
-                wrote to a no; the text is kept beside the log), `facts` (digest of what the person was shown).
+            acknowledged: ids of findings that the person opened.
+            until: seconds since 1970, of a release that the person put off.
+            note: digest of what the person wrote to a no; the text is kept beside the log.
+            facts: digest of what the person was shown.
         """
         detail: dict[str, Any] = {"release": release.id, "expires_at": int(release.expires_at)}
         if person:
             detail |= {"person": person, "certificate": fingerprint}
-        detail |= {name: value for name, value in more.items() if value}
+        further = {"acknowledged": acknowledged, "until": until, "note": note, "facts": facts}
+        detail |= {name: value for name, value in further.items() if value}
         return self._judge.record(
             event,
             **release.place._asdict(),

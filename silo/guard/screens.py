@@ -163,7 +163,7 @@ class Screens:
         missing = self._missing(policy.file)
         return [
             f"{policy.source}:{policy.line_of(path)}: {path[1]} is denied while its screen {name} cannot run: {why}"
-            for path, names in screens_named(policy)
+            for path, names in screens_by_place(policy)
             for name, why in missing.items()
             if name in names
         ]
@@ -182,7 +182,7 @@ class Screens:
         return self._index is not None and self.index_wanted(file) != self._index_settings
 
 
-def screens_named(policy: Policy) -> list[tuple[tuple[str, str, str], tuple[ScreenName, ...]]]:
+def screens_by_place(policy: Policy) -> list[tuple[tuple[str, str, str], tuple[ScreenName, ...]]]:
     """Each key `screens` of a policy: its place in the file and the names in it."""
     named = (((side, kind, "screens"), getattr(block, "screens", ())) for side, kind, block in policy.file.blocks())
     return [(path, names) for path, names in named if names]
@@ -219,7 +219,7 @@ def site_canaries(config: SiloConfig, policy: Policy) -> tuple[str, ...]:
         NotFoundError, NotAllowedError: there is no such file, or others may read it.
     """
     path, place = config.data.canaries, place_of(config, "data.canaries")
-    asking = next((path for path, names in screens_named(policy) if "canary" in names), None)
+    asking = next((path for path, names in screens_by_place(policy) if "canary" in names), None)
     asks = f"{policy.source}:{policy.line_of(asking)}: {asking[1]} is screened for canaries" if asking else ""
     hint = "random texts, one a line, mode 0600, as `silo init` makes them; docs/how-to/screen-answers.md"
     if path is None:

@@ -91,7 +91,7 @@ class ReleaseView:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._compared: dict[tuple[str, str], _Inside] = {}  # of the two that were asked for last
+        self._compared: dict[tuple[str, str], _Inside] = {}  # of those that were asked for last
 
     def view(
         self,
@@ -280,10 +280,12 @@ class ReleaseView:
         )
 
     def _inside(self, release: Release, last: Against) -> _Inside:
-        key = release.digest, last.item.digest
-        if key not in self._compared:
-            self._compared = {key: self._measured(release, last)}
-        return self._compared[key]
+        # The loop asks in its turns, and people's questions in threads of their own: each reads one dict to its end.
+        key, compared = (release.digest, last.item.digest), self._compared
+        if key not in compared:
+            newest = [*compared.items(), (key, self._measured(release, last))][-COMPARED_MAX:]
+            self._compared = compared = dict(newest)
+        return compared[key]
 
     def _measured(self, release: Release, last: Against) -> _Inside:
         payloads = getattr(self._ledger, "payloads", None)
@@ -415,6 +417,7 @@ def _is_size(rule: answers.JudgedRule) -> bool:
 
 TENSORS_SHOWN = 12
 BYTES_MAX = 64 << 20  # of both messages; a fraction of a second, once for each release
+COMPARED_MAX = 8  # of which the answers are remembered: that people look at others costs the loop nothing (T55)
 FIGURES_MAX = 80
 # Facts that are of the one message by their nature, and so always differ or are shown elsewhere.
 _OWN = frozenset({"now", "round", "step", "run", "kind", "direction", "sequence", "history", "sender", "peer"})
