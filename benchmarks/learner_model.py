@@ -66,7 +66,7 @@ def shapes_of(model: Any, rank: int = RANK) -> dict[str, tuple[int, ...]]:
 
 
 def adapted_numbers(model: Any) -> int:
-    """How many weights the adapted layers have."""
+    """Return how many weights the adapted layers have."""
     return sum(module.weight.numel() for name, module in model.named_modules() if name.rpartition(".")[2] in ADAPTED)
 
 

@@ -368,7 +368,7 @@ class Console(LetsThrough):
         return []
 
     def why_not_send(self, order: Order) -> str:
-        """Why this person cannot give this order now, or nothing."""
+        """Return why this person cannot give this order now; empty if nothing is in the way."""
         why = self.signing.why_not(self.snapshot.site)
         return why or order.why_not(self.snapshot, self.lock.person, self.now())
 

@@ -89,7 +89,7 @@ class KeyFiles:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an order: a sentence for people, whether the daemon took it, and what it answered."""
+    """The outcome of an order: a sentence for people, whether the daemon took it, and what it answered."""
 
     text: str
     ok: bool

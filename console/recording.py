@@ -481,7 +481,12 @@ class Replay:
 
 
 def _read(path: Path) -> tuple[bool, list[_Line], bool]:
-    """Whether it is share-safe, its lines, and whether the last one was torn. Raises NotFoundError, UsageError."""
+    """Read a recording; returns whether it is share-safe, its lines, and whether the last one was torn.
+
+    Raises:
+        NotFoundError: there is no such file.
+        UsageError: it is no recording.
+    """
     texts = read_regular(path, hint=_MAKES_ONE, bytes_max=RECORDING_BYTES_MAX).split(b"\n")
     torn = texts.pop() != b""
     values: list[Mapping[str, Any]] = []

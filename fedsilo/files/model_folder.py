@@ -177,7 +177,7 @@ Placed = tuple[tuple[int, ...], str, Path, tuple[int, int]]  # shape, type, file
 
 
 def tensors_of(folder: Path) -> dict[str, Placed]:
-    """Where the tensors of a model folder lie, by name, in order. Raises UsageError as `weight_files` and
+    """Return where the tensors of a model folder lie, by name, in order. Raises UsageError as `weight_files` and
     `tensor_places`, or one lies in two shards."""
     placed: dict[str, Placed] = {}
     for path in weight_files(folder):
@@ -189,7 +189,7 @@ def tensors_of(folder: Path) -> dict[str, Placed]:
 
 
 def tensor_places(path: Path) -> dict[str, Placed]:
-    """Where the tensors of a safetensors file lie, by name, of which its header alone is read.
+    """Return where the tensors of a safetensors file lie, by name; only its header is read.
 
     Raises:
         UsageError: it is not there, or is no whole safetensors file: each tensor begins where the one before it ends,
